@@ -1,0 +1,152 @@
+"""Plain data that policies see, and the protocol that they implement.
+
+A policy is deterministic (randomness only from the generator it is handed) and does no I/O. It may keep
+state. Candidates and their cost terms come as arrays, one row per feasible (decode worker, prefill site).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class PlacementKind(IntEnum):
+    """Where the uncached tokens are computed, and whether a cached prefix decided it."""
+
+    REUSE = 0
+    """On the decode worker, whose cache covers at least half of the prompt."""
+    LOCAL = 1
+    """On the decode worker otherwise."""
+    POOL = 2
+    """On a prefill worker of the same cluster."""
+    REMOTE = 3
+    """On a prefill worker of another cluster."""
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What a policy may know of a request; the output length is not among it."""
+
+    request_id: str
+    arrival_s: float
+    prompt_tokens: int
+    max_tokens: int
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Every feasible placement of one request; all arrays have one row per candidate.
+
+    All terms are seconds. `ttft_s = max(start_s + prefill_s (+ transfer), slot_s) + step_s` with the
+    overlap of transfer and prefill already inside `transfer_s` (the part that prefill does not hide).
+    """
+
+    decode: tuple[str, ...]
+    """Name of the decode worker."""
+    site: tuple[str, ...]
+    """Name of the worker that prefills (the decode worker itself for `reuse` and `local`)."""
+    kind: Ints
+    uncached_tokens: Ints
+    """Prompt tokens to compute at the site: the paper's incremental length."""
+    decode_cached_tokens: Ints
+    site_cached_tokens: Ints
+    kv_bytes: Ints
+    """Bytes that must cross to the decode worker."""
+    start_s: Floats
+    """Until the site starts on this prompt: work queued ahead, and pages pinned on the decode worker."""
+    prefill_s: Floats
+    transfer_s: Floats
+    """From the end of prefill until the last byte is counted in (0 for local prefill)."""
+    slot_s: Floats
+    """Until the decode worker can admit the request; overlaps start, prefill and transfer."""
+    step_s: Floats
+    """The first decode step, which computes the last prompt token."""
+    ttft_s: Floats
+    interference_s: Floats
+    """Delay to the decodes running on the worker that prefills locally, summed over them."""
+    externality_s: Floats
+    """Delay that this placement imposes on requests still to come."""
+    cost_s: Floats
+    """ttft_s + interference_s + externality_s."""
+
+    def __len__(self) -> int:
+        return len(self.decode)
+
+
+TERM_NAMES = (
+    "start_s", "prefill_s", "transfer_s", "slot_s", "step_s",
+    "ttft_s", "interference_s", "externality_s", "cost_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """Slow-moving facts a policy may use beside the candidates."""
+
+    now_s: float
+    workers: tuple[str, ...]
+    queued_tokens: Mapping[str, int]
+    """Prefill tokens booked and not computed, by worker."""
+    running: Mapping[str, int]
+    link_bytes_per_s: Mapping[str, float]
+    """Estimated rate by link name."""
+    link_utilisation: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a placed request, for policies that learn."""
+
+    request_id: str
+    kind: PlacementKind
+    site: str
+    decode: str
+    predicted_ttft_s: float
+    actual_ttft_s: float
+    ok: bool
+    terms: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """(predicted, actual) by cost term, where the term was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A slow-timescale order from `Policy.control`, e.g. ("set_threshold", {"tokens": 19400})."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+class Policy(Protocol):
+    """The plugin API; `policies.base.BasePolicy` gives defaults for all but `choose`."""
+
+    def choose(
+        self,
+        request: RequestView,
+        candidates: Candidates,
+        view: FleetView,
+        rng: np.random.Generator,
+    ) -> int:
+        """Index of the chosen candidate. There is always at least one."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a finished or failed request."""
+        ...
+
+    def control(self, view: FleetView, now_s: float) -> list[Command]:
+        """Called about once a second."""
+        ...
