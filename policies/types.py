@@ -19,6 +19,10 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
+REFUSE = -1
+"""Answer of `Policy.choose` that no candidate is acceptable: the request fails with `policy_refused`."""
+
+
 class PlacementKind(IntEnum):
     """Where the uncached tokens are computed, and whether a cached prefix decided it."""
 
@@ -51,8 +55,8 @@ class RequestView:
 class Candidates:
     """Every feasible placement of one request; all arrays have one row per candidate.
 
-    All terms are seconds. `ttft_s = max(start_s + prefill_s (+ transfer), slot_s) + step_s` with the
-    overlap of transfer and prefill already inside `transfer_s` (the part that prefill does not hide).
+    All terms are seconds. `ttft_s = max(start_s + prefill_s + transfer_s, slot_s) + step_s + overhead_s`;
+    the overlap of transfer and prefill is inside `transfer_s` (the part that prefill does not hide).
     """
 
     decode: tuple[str, ...]
@@ -75,6 +79,8 @@ class Candidates:
     """Until the decode worker can admit the request; overlaps start, prefill and transfer."""
     step_s: Floats
     """The first decode step, which computes the last prompt token."""
+    overhead_s: Floats
+    """Seconds already spent since arrival, plus what requests on this path took lately beyond the terms."""
     ttft_s: Floats
     interference_s: Floats
     """Delay to the decodes running on the worker that prefills locally, summed over them."""
@@ -88,7 +94,7 @@ class Candidates:
 
 
 TERM_NAMES = (
-    "start_s", "prefill_s", "transfer_s", "slot_s", "step_s",
+    "start_s", "prefill_s", "transfer_s", "slot_s", "step_s", "overhead_s",
     "ttft_s", "interference_s", "externality_s", "cost_s",
 )  # fmt: skip
 
@@ -103,8 +109,9 @@ class FleetView:
     """Prefill tokens booked and not computed, by worker."""
     running: Mapping[str, int]
     link_bytes_per_s: Mapping[str, float]
-    """Estimated rate by link name."""
+    """Estimated rate by direction, `source->target` (clusters)."""
     link_utilisation: Mapping[str, float]
+    """Booked seconds per second lately, by direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,7 @@ class Outcome:
     decode: str
     predicted_ttft_s: float
     actual_ttft_s: float
+    """NaN where no first token came."""
     ok: bool
     terms: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """(predicted, actual) by cost term, where the term was measured."""
@@ -140,7 +148,7 @@ class Policy(Protocol):
         view: FleetView,
         rng: np.random.Generator,
     ) -> int:
-        """Index of the chosen candidate. There is always at least one."""
+        """Index of the chosen candidate, or `REFUSE`. There is always at least one candidate."""
         ...
 
     def observe(self, outcome: Outcome) -> None:
