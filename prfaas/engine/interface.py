@@ -51,6 +51,8 @@ class ChunkPlan(msgspec.Struct, frozen=True):
     counter is >= layers_done_before + i + 1."""
     last: bool
     """Whether this chunk ends the prefill: a partly filled last page is final now."""
+    page_ids: list[int] = []
+    """The sequence's pages in order, at least those of positions 0 … end_token - 1."""
 
 
 class SequenceEvent(msgspec.Struct, frozen=True, kw_only=True):

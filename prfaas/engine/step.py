@@ -29,7 +29,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     sequences: list[SequenceStep]
 
 
-class StepResult(msgspec.Struct, frozen=True):
+class StepResult(msgspec.Struct, frozen=True, tag="result"):
     step: int
     token_ids: list[int]
     """One per sequence with `sampling`, in plan order."""
@@ -38,14 +38,17 @@ class StepResult(msgspec.Struct, frozen=True):
     elapsed_s: float
 
 
-class RunnerReady(msgspec.Struct, frozen=True):
+class RunnerReady(msgspec.Struct, frozen=True, tag="ready"):
     """The runner's first message, once the model is loaded."""
 
     vocab_size: int
 
 
-class RunnerError(msgspec.Struct, frozen=True):
+class RunnerError(msgspec.Struct, frozen=True, tag="error"):
     """The step failed; the runner stays alive."""
 
     step: int
     message: str
+
+
+RunnerMessage = RunnerReady | StepResult | RunnerError
