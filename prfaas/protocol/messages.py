@@ -286,6 +286,12 @@ class WorkerStatus(Message, frozen=True, kw_only=True, tag="status"):
     """Free or evictable at once."""
     cached_pages: int = 0
     quarantined_pages: int = 0
+    pinned_pages: int = 0
+    """Held by running requests and transfers."""
+    live_grants: int = 0
+    """Grants not over yet, given (decode) or taken (prefill)."""
+    sessions: int = 0
+    """Peer sessions whose NIXL agent is not destroyed."""
     prefill_tokens_per_s: float = 0.0
     """Measured lately; 0 = none computed lately."""
     decode_step_s: float = 0.0
