@@ -32,6 +32,8 @@ class WorkerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One engine instance."""
 
     role: Literal["prefill", "decode"]
+    count: int = 1
+    """How many workers like this one; the loader writes them out as `name-0`, `name-1`, …"""
     host: str = "127.0.0.1"
     port: int = 0
     """Control port; 0 lets `prfaas up` choose one. Services started one by one need a fixed port."""
@@ -89,6 +91,8 @@ class GatewayConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_body: Bytes = Bytes(8 * 2**20)
     max_inflight: int = 256
     """Requests accepted and not answered yet; beyond it 429."""
+    default_max_tokens: int = 1024
+    """Bound on a chat answer whose request names none; the context's end bounds it too."""
     on_prefill_failure: Literal["replan", "fail"] = "replan"
     max_attempts: int = 3
     decision_log: str = ""
@@ -149,6 +153,20 @@ class Config(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             if name in cluster.workers:
                 return cluster_name, cluster.workers[name]
         raise KeyError(name)
+
+    @property
+    def gateway_cluster(self) -> str:
+        """Name of the cluster that the gateway stands in.
+
+        Raises:
+            KeyError: there is no cluster of kind `pd` (`prfaas.config_check` refuses that).
+        """
+        if self.gateway.cluster:
+            return self.gateway.cluster
+        for name, cluster in self.clusters.items():
+            if cluster.kind == "pd":
+                return name
+        raise KeyError("pd")
 
     def link_between(self, a: str, b: str) -> tuple[str, LinkConfig] | None:
         """The named link joining clusters `a` and `b`; None inside one cluster or where none is described."""
