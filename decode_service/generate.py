@@ -76,6 +76,7 @@ class Generation:
         self._submitted_s = 0.0
         self._in_engine = False
         self._running = False
+        self._failing = False
 
     @property
     def waiting_outside_engine(self) -> bool:
@@ -91,6 +92,8 @@ class Generation:
         try:
             async with self._timeout:
                 self._running = True
+                if self._failing:
+                    self._timeout.reschedule(self._loop.time())
                 await self._run(emit)
                 return "ok"
         except TimeoutError:
@@ -103,8 +106,9 @@ class Generation:
         return failed.reason
 
     def fail(self, reason: str, message: str) -> None:
-        """End it now with `Failed(reason)`."""
+        """End it now, or as soon as it runs, with `Failed(reason)`."""
         self._failure = (reason, message)
+        self._failing = True
         if self._running:
             self._timeout.reschedule(self._loop.time())
 
@@ -147,18 +151,22 @@ class Generation:
     async def _prefill_elsewhere(self, site: PrefillSite) -> None:
         """Have the lacking pages written by `site`; returns when they are complete here.
 
+        What is cached is looked up anew once pages are free; if that is all by then, `site` is not asked.
+
         Raises:
             GrantFailure: no complete KV came.
             OutOfPages: the prompt is larger than the pool.
         """
         self.phase = "prefill"
         session = await self._messenger.session(site)
-        layout = self._host.engine.layout
-        lacking = layout.pages_for(self._wanted_tokens) - len(self._held)
-        fresh = await self._pages.allocate(lacking)
-        prefix = self._held
-        self._held = prefix + fresh
         request = self._request
+        held, self._held = self._held, []
+        self._host.pool.release(held)  # nothing is held while waiting for pages
+        match, fresh = await self._pages.take(request.token_ids, request.cache_salt, self._wanted_tokens)
+        prefix, self._cached_tokens = match.page_ids, match.tokens
+        self._held = prefix + fresh
+        if not fresh:
+            return
         live = LiveGrant(
             self._host.pool, self.key, site.worker, request.token_ids, request.cache_salt, prefix, fresh
         )
@@ -205,7 +213,7 @@ class Generation:
         if last is not None:
             report = last.report
         else:
-            cached = live.site_cached_tokens
+            cached, layout = live.site_cached_tokens, self._host.engine.layout
             report = PrefillReport(
                 site=live.site,
                 cached_tokens=cached,
@@ -214,7 +222,7 @@ class Generation:
                 queue_s=0.0,
                 prefill_s=ready_s,
                 ready_s=0.0,
-                kv_bytes=len(live.page_ids) * self._host.engine.layout.page_bytes,
+                kv_bytes=len(live.page_ids) * layout.page_bytes * layout.num_layers,
             )
         self._report(replace(report, decode_cached_tokens=self._cached_tokens, ready_s=ready_s))
 

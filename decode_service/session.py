@@ -71,6 +71,7 @@ class PrefillSession:
         self._grants: dict[AttemptKey, LiveGrant] = {}
         self._why = ""
         self._task = asyncio.create_task(self._run(), name=f"session-{self.name}")
+        self._task.add_done_callback(lambda _: self._over())
 
     @property
     def live_grants(self) -> int:
@@ -160,7 +161,7 @@ class PrefillSession:
 
     async def _connect(self) -> None:
         """Open the agent, the WebSocket and shake hands."""
-        metadata = await self._host.receiver.open(self.name, self._fence_due)
+        metadata = await self._open_agent()
         timeouts = self._host.config.timeouts
         try:
             async with asyncio.timeout(timeouts.connect):
@@ -185,6 +186,15 @@ class PrefillSession:
             delay_s=self._host.control_delay_s(self.site.cluster),
         )
         await self._shake_hands(self._channel, metadata)
+
+    async def _open_agent(self) -> bytes:
+        host = self._host
+        try:
+            async with asyncio.timeout(host.handshake_s):
+                return await host.receiver.open(self.name, self._fence_due)
+        except TimeoutError as error:
+            why = f"NIXL made no receive agent within {host.handshake_s} s"
+            raise GrantFailure(host.name, "transfer_failed", why) from error
 
     async def _shake_hands(self, channel: PeerChannel, metadata: bytes) -> None:
         host = self._host
@@ -295,6 +305,14 @@ class PrefillSession:
             for live in self._grants.values():
                 live.finished(None)
             self._grants.clear()
+
+    def _over(self) -> None:
+        """Nobody may go on waiting for a session that was ended before it took its first step."""
+        if not self.ended:
+            self.ended = True
+            self._on_end(self)
+        if not self.opened.done():
+            self.opened.set_exception(self._lost())
 
     async def _close_channel(self, why: str) -> None:
         if self._channel is not None:

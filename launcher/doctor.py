@@ -18,6 +18,8 @@ from rich.table import Table
 
 from prfaas.config import Config
 from prfaas.config_load import load
+from prfaas.engine.chat_template import ChatTemplate
+from prfaas.engine.model_config import LlamaConfig
 from prfaas.errors import ConfigError
 
 MIN_PYTHON = (3, 11)
@@ -219,6 +221,7 @@ def check_devices() -> Check:
 
 
 def check_model(folder: Path) -> Check:
+    """The files that a gateway and a worker read, and whether the engine can compute this model."""
     needed: dict[str, Callable[[], bool]] = {
         "config.json": (folder / "config.json").is_file,
         "tokenizer.json": (folder / "tokenizer.json").is_file,
@@ -228,6 +231,16 @@ def check_model(folder: Path) -> Check:
     if missing:
         mend = "give an HF folder as model.path, or run `prfaas model` for the small one"
         return Check("model", "fail", f"{folder} lacks {', '.join(missing)}", mend)
+    try:
+        LlamaConfig.load(folder)
+        template = ChatTemplate.load(folder)
+    except ConfigError as error:
+        return Check(
+            "model", "fail", str(error), "choose a model that the engine supports: README.md, Limits"
+        )
+    if template is None:
+        mend = "add chat_template.jinja; without it only /v1/completions can be served"
+        return Check("model", "warn", f"{folder} has no chat template", mend)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return Check("model", "ok", f"{folder}, weights {size / 2**20:.0f} MiB")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import aiohttp
 
+from prfaas import die_with_parent
 from prfaas.config import Config
 from prfaas.config_load import is_config_variable
 from prfaas.errors import PrfaasError
@@ -20,7 +21,7 @@ from prfaas.errors import PrfaasError
 TAIL_LINES = 25
 _POLL_S = 0.1
 _PROBE_TIMEOUT_S = 2.0
-_SHIM = Path(__file__).with_name("die_with_parent.py")
+_SHIM = Path(die_with_parent.__file__)
 
 
 class ServiceFailed(PrfaasError):

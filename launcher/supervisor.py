@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 5.0
 """On top of `timeouts.drain`: time to close what draining left open."""
+_MOST_DOUBLINGS = 64
+"""A service may fail for days: beyond this the power would not fit a float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Backoff:
 
     def delay_s(self, failures_in_row: int) -> float:
         """Delay before the restart after the n-th failure in a row, n counting from 1."""
-        return float(min(self.longest_s, self.first_s * 2 ** (failures_in_row - 1)))
+        return float(min(self.longest_s, self.first_s * 2 ** min(failures_in_row - 1, _MOST_DOUBLINGS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ class Supervisor:
         await asyncio.sleep(delay_s)
         try:
             await self._start_one(service)
-        except ServiceFailed as failure:
+        except (ServiceFailed, OSError) as failure:
             logger.error("event=restart_failed service=%s error=%r", service.name, str(failure))
             service.kill()  # `_keep` sees it end and tries again, later
 

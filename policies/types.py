@@ -132,7 +132,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A slow-timescale order from `Policy.control`, e.g. ("set_threshold", {"tokens": 19400})."""
+    """A slow-timescale order from `Policy.control`, e.g. ("set_threshold", {"tokens": 19400}).
+
+    The gateway carries none out yet.
+    """
 
     name: str
     arguments: Mapping[str, Any]

@@ -149,13 +149,8 @@ class PrefillGrant:
     async def _prefill(self) -> None:
         """Take pages, send what became cached meanwhile, run the rest through the engine."""
         grant = self.grant
-        match = self._pool.match(grant.token_ids, grant.cache_salt, self.wanted_tokens)
-        try:
-            total = self._host.engine.layout.pages_for(self.wanted_tokens)
-            page_ids = match.page_ids + await self._pages.allocate(total - len(match.page_ids))
-        except BaseException:
-            self._pool.release(match.page_ids)
-            raise
+        match, fresh = await self._pages.take(grant.token_ids, grant.cache_salt, self.wanted_tokens)
+        page_ids = match.page_ids + fresh
         self._early_pins.give_back(self.key)
         self._cached_tokens = match.tokens
         already = len(self._send_pins)
@@ -179,7 +174,7 @@ class PrefillGrant:
         host.chunk_watchers[self._sequence_id] = self._on_chunk
         try:
             try:
-                host.engine.submit(request, self._events.put_nowait)
+                host.engine.submit(request, self._on_engine_event)
             except BaseException:
                 self._pool.release(page_ids)
                 raise
@@ -189,6 +184,13 @@ class PrefillGrant:
         finally:
             del host.chunk_watchers[self._sequence_id]
         self._on_sequence_end(event)
+
+    def _on_engine_event(self, event: SequenceEvent) -> None:
+        """Called before the next step is planned. Writes of a failed chunk must be dropped by then: the next
+        step moves the layer counter past them, and pages that hold no KV would count as computed."""
+        if event.finish_reason not in (None, "prefilled"):
+            self.cancel("engine_failed", event.error or f"the engine ended it: {event.finish_reason}")
+        self._events.put_nowait(event)
 
     def _on_chunk(self, plan: ChunkPlan) -> None:
         if self._first_chunk_s is None:
@@ -221,8 +223,6 @@ class PrefillGrant:
             tokens = self.grant.token_ids[: self.wanted_tokens]
             self._pool.commit(tokens, event.page_ids, self.grant.cache_salt)
             self._pool.release(event.page_ids)
-        elif self._why is None and not self._send_over:
-            raise EngineFailure(event.error or f"the engine ended the prefill: {event.finish_reason}")
 
     def _stop_computing(self) -> None:
         if self._in_engine:

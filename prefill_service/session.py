@@ -105,7 +105,7 @@ class PeerSession:
         self._on_hello(self, hello.worker)
         self.worker, self.name, self.cluster, self._hello = hello.worker, hello.session, hello.cluster, hello
         try:
-            metadata = await host.sender.open(hello, host.link_to(hello.cluster))
+            metadata = await host.sender.open(hello, host.link_to(hello.cluster), self.end)
         except (TransferError, ValueError) as error:
             self._refuse(hello, Refused(reason="bad_request", message=str(error)))
             return False

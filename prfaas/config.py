@@ -47,6 +47,9 @@ class WorkerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Threads of the engine process."""
     cpus: list[int] = []
     """CPU affinity of the engine process; empty = any."""
+    cpu_share: float = 1.0
+    """Most of its threads' time that the engine uses; below 1 it rests after each layer. For several
+    engines on one machine: shares of a core that add up to at most 1 do not slow each other."""
     chunk_tokens: int = 256
     """Most tokens of prefill computed in one step."""
     max_running: int = 16

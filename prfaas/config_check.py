@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Iterator
 
 from prfaas.config import ClusterConfig, Config, WorkerConfig
 from prfaas.errors import ConfigError
 
 _MAX_PORT = 65535
+_MAX_TIMEOUT_S = 24 * 3600.0
+"""Workers refuse longer deadlines."""
 
 
 def check(config: Config) -> None:
@@ -23,6 +26,7 @@ def check(config: Config) -> None:
     _check_alike(config)
     _check_links(config)
     _check_gateway(config)
+    _check_policy_and_tokens(config)
     _check_timeouts(config)
     _check_ports(config)
 
@@ -75,6 +79,8 @@ def _check_worker(path: str, worker: WorkerConfig) -> None:
         value = getattr(worker, field)
         if value < 1:
             raise ConfigError(f"`{path}.{field}` must be at least 1, got {value}")
+    if not 0.0 < worker.cpu_share <= 1.0:
+        raise ConfigError(f"`{path}.cpu_share` must be above 0 and at most 1, got {worker.cpu_share}")
     if any(cpu < 0 for cpu in worker.cpus) or len(set(worker.cpus)) != len(worker.cpus):
         raise ConfigError(f"`{path}.cpus` must be distinct core numbers, got {worker.cpus}")
 
@@ -106,8 +112,10 @@ def _check_links(config: Config) -> None:
             raise ConfigError(f"`links.{name}.between` joins {link.between[0]} to itself")
         if pair in taken:
             raise ConfigError(f"`links.{name}` joins the same clusters as `links.{taken[pair]}`; keep one")
-        if link.capacity <= 0:
-            raise ConfigError(f"`links.{name}.capacity` must be above 0")
+        if not 0 < link.capacity < math.inf:
+            raise ConfigError(f"`links.{name}.capacity` must be above 0, and finite")
+        if not 0 <= link.rtt < math.inf:
+            raise ConfigError(f"`links.{name}.rtt` must be 0 or more, and finite")
         taken[pair] = name
     for pd in (name for name, cluster in config.clusters.items() if cluster.kind == "pd"):
         for other in (name for name, cluster in config.clusters.items() if cluster.kind == "prefill"):
@@ -126,13 +134,22 @@ def _check_gateway(config: Config) -> None:
         value = getattr(gateway, field)
         if value < 1:
             raise ConfigError(f"`gateway.{field}` must be at least 1, got {value}")
+    if gateway.seed < 0:
+        raise ConfigError(f"`gateway.seed` must be 0 or more, got {gateway.seed}")
+
+
+def _check_policy_and_tokens(config: Config) -> None:
+    if not config.policy.time_budget > 0:
+        raise ConfigError("`policy.time_budget` must be above 0")
+    if not all(config.auth.client_tokens):
+        raise ConfigError("`auth.client_tokens` has an empty token; leave the list empty to let everybody in")
 
 
 def _check_timeouts(config: Config) -> None:
     timeouts = config.timeouts
     for field in timeouts.__struct_fields__:
-        if getattr(timeouts, field) <= 0:
-            raise ConfigError(f"`timeouts.{field}` must be above 0")
+        if not 0 < getattr(timeouts, field) <= _MAX_TIMEOUT_S:
+            raise ConfigError(f"`timeouts.{field}` must be above 0 and at most 24 hours")
     for field in ("silence", "lease"):
         if getattr(timeouts, field) < 2 * timeouts.heartbeat:
             raise ConfigError(

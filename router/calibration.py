@@ -126,12 +126,11 @@ class Calibration:
         return answer
 
     async def _warm_up(self, pairs: list[tuple[str, str]]) -> None:
-        """One request at a time, so that each pair is measured alone."""
+        """All pairs at once, as with the step times: on shared machines they slow each other."""
         try:
             async with asyncio.timeout(float(self._config.timeouts.start)):
                 for prompt_tokens in PROMPT_TOKENS:
-                    for pair in pairs:
-                        await self._request(pair, prompt_tokens)
+                    await asyncio.gather(*(self._request(pair, prompt_tokens) for pair in pairs))
         except TimeoutError:
             logger.warning("event=warm_up_cut_short pairs=%d", len(pairs))
 

@@ -42,6 +42,13 @@ class Prepared:
     hashes: list[tuple[int, ...]] = field(default_factory=list)
     max_tokens: list[int] = field(default_factory=list)
     overhead_s: dict[str, float] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    """Its choices, once they are known."""
+
+    @property
+    def phase(self) -> str:
+        """How far its first choice has come: one of `router.metrics.PHASES`."""
+        return self.runs[0].trace.phase if self.runs else "prepare"
 
 
 def add_routes(app: web.Application) -> None:
@@ -64,12 +71,13 @@ async def _answer(
 ) -> web.StreamResponse:
     """Serve one request and count how it ended."""
     gateway = http.app[GATEWAY]
-    body = await read_body(http)
-    arrival_s = gateway.brain.now()
     request_id = uuid.uuid4().hex
     headers = {"x-request-id": request_id}
-    code = CLIENT_GONE
+    prepared: Prepared | None = None
+    code, arrival_s = CLIENT_GONE, gateway.brain.now()
     try:
+        body = await read_body(http)
+        arrival_s = gateway.brain.now()
         request: ChatRequest | CompletionRequest = decode(body, kind)
         prepared = Prepared(request_id, endpoint, request, arrival_s)
         response, code = await _serve(http, gateway, prepared, headers)
@@ -77,9 +85,12 @@ async def _answer(
     except ApiError as error:
         code = str(error.status)
         return error_response(error, headers)
+    except Exception as error:
+        code = _code_of(error)
+        raise
     finally:
         if code == CLIENT_GONE:
-            gateway.metrics.cancellations.labels(endpoint).inc()
+            gateway.metrics.cancellations.labels(prepared.phase if prepared else "prepare").inc()
         gateway.metrics.requests.labels(endpoint, code).inc()
         gateway.metrics.request_duration.labels(endpoint).observe(gateway.brain.now() - arrival_s)
 
@@ -92,8 +103,9 @@ async def _serve(
     gateway.check_model(request.model)
     texts = 1 if isinstance(request, ChatRequest) else len(request.prompts())
     with gateway.admission.hold(texts * request.choices):
-        await prepare(gateway, prepared)
-        runs = build_runs(gateway, prepared)
+        with gateway.metrics.stage_requests.labels("gateway", "prepare").track_inprogress():
+            await prepare(gateway, prepared)
+        runs = prepared.runs = build_runs(gateway, prepared)
         shape = _shape(gateway, prepared)
         try:
             async with Fanout(gateway.dispatcher, runs) as fanout:
@@ -230,6 +242,19 @@ def _shape(gateway: Gateway, prepared: Prepared) -> Shape:
 
 def _usage(prepared: Prepared, runs: list[Run]) -> dict[str, object]:
     return usage([len(ids) for ids in prepared.prompts], [run.choice for run in runs])
+
+
+def _code_of(error: Exception) -> str:
+    """Status that `router.errors.error_middleware` will answer with."""
+    match error:
+        case ConnectionError():
+            return CLIENT_GONE
+        case web.HTTPException():
+            return str(error.status)
+        case web.RequestPayloadError():
+            return "400"
+        case _:
+            return "500"
 
 
 def _or(value: float | None, default: float) -> float:

@@ -33,12 +33,13 @@ class SchedulerCollector(Collector):
         for name, text, attribute in (
             ("link_bandwidth_estimate_bytes_per_second", "Estimated rate", "rate_bytes_per_s"),
             ("link_confidence", "Weight of samples against the configured rate", "confidence"),
+            ("link_probe_due", "1 = no sample of its rate lately", "probe_due"),
             ("link_rtt_seconds", "Smallest round trip seen lately", "rtt_s"),
             ("link_backlog_bytes", "Booked bytes that have not crossed", "backlog_bytes"),
         ):
             family = GaugeMetricFamily(f"prfaas_{name}", text, labels=["link"])
             for link in links:
-                family.add_metric([f"{link.source}->{link.target}"], getattr(link, attribute))
+                family.add_metric([f"{link.source}->{link.target}"], float(getattr(link, attribute)))
             yield family
 
     def _workers(self) -> Iterator[Metric]:
@@ -62,6 +63,7 @@ class SchedulerCollector(Collector):
             refused.add_metric([reason], count)
         yield refused
         for name, text, value in (
+            ("index_replay", "Snapshots of workers' caches taken in", counters.index_snapshots),
             ("policy_faults", "Exceptions and wrong answers of the policy", counters.policy_faults),
             ("policy_overruns", "Choices beyond the time budget", counters.policy_overruns),
             ("bookings_expired", "Bookings that leaked and were swept", counters.bookings_expired),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -73,7 +74,9 @@ class DecisionLog:
             self._file.write(msgspec.json.encode(record).decode() + "\n")
         except OSError as error:
             logger.error("event=decision_log_lost error=%s", error)
-            self.close()
+            with suppress(OSError):  # closing tries to write what is left once more
+                self._file.close()
+            self._file = None
 
     def latest(self, limit: int) -> list[DecisionRecord]:
         """Up to `limit` records, newest first."""

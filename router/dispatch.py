@@ -107,10 +107,9 @@ class Dispatcher:
         for attempt in range(1, self._gateway.max_attempts + 1):
             decision = self._place(job, attempt, avoid, failure, trace)
             emit(_placed(decision))
-            if failure is not None and {decision.decode, decision.site} & avoid:
-                await asyncio.sleep(FIRST_PAUSE_S * 2**attempt)
+            again = failure is not None and bool({decision.decode, decision.site} & avoid)
             try:
-                await self._attempt(job, decision, trace, emit)
+                await self._attempt(job, decision, trace, emit, FIRST_PAUSE_S * 2**attempt if again else 0.0)
                 return
             except AttemptFailed as error:
                 failure = error
@@ -151,10 +150,12 @@ class Dispatcher:
         # A full queue is a refusal, not a failed prefill: it is placed again whatever the setting.
         return failure.reason == "overloaded" or self._gateway.on_prefill_failure == "replan"
 
-    async def _attempt(self, job: Job, decision: Decision, trace: Trace, emit: Emit) -> None:
-        """Run one placed attempt; its booking is given back however it ends."""
+    async def _attempt(self, job: Job, decision: Decision, trace: Trace, emit: Emit, pause_s: float) -> None:
+        """Run one placed attempt after a pause; its booking is given back however it ends."""
         booked = True
         try:
+            if pause_s:
+                await asyncio.sleep(pause_s)
             await self._stream(job, decision, trace, emit)
             booked = False
         except AttemptFailed as failure:

@@ -7,12 +7,11 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
-from typing import BinaryIO
 
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+from msgspec.structs import replace
 
 from policies.types import Policy
 from prfaas.clock import WallClock
@@ -24,14 +23,16 @@ from router.backends.native import NativeBackend
 from router.brain import Brain
 from router.calibration import Calibration
 from router.context import GATEWAY, Gateway
+from router.core.config import SchedulerConfig
 from router.core.events import LinkConfigured, Tick
-from router.core.journal import JournalHeader, JournalWriter
+from router.core.journal import JournalHeader
 from router.core.policy_loader import load_policy
 from router.core.scheduler import Scheduler
 from router.core_metrics import SchedulerCollector
 from router.decision_log import DecisionLog
 from router.dispatch import Dispatcher
 from router.errors import error_middleware
+from router.journal_file import JournalFile
 from router.metrics import GatewayMetrics
 from router.prompts import PromptPipeline, TextModel
 from router.trace import Recorder
@@ -66,7 +67,8 @@ async def _life(
     """The application's life: everything made here ends here."""
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(_client_session(config))
-        journal = stack.enter_context(_open_journal(config))
+        journal = _journal(config)
+        stack.callback(journal.close)
         brain = Brain(_scheduler(config, policy, journal), WallClock())
         configure_links(brain, config)
         log = DecisionLog(config.gateway.decision_log)
@@ -101,6 +103,8 @@ def build_gateway(
     metrics.add_collector(SchedulerCollector(brain.scheduler, admission))
     workers = Workers(config, session, brain, metrics)
     page_size = fleet_page_size(config)
+    recorder = Recorder(config, log, metrics, brain.now, page_size)
+    brain.scheduler.on_outcome = recorder.outcome
     return Gateway(
         config=config,
         model=model,
@@ -110,25 +114,37 @@ def build_gateway(
         dispatcher=Dispatcher(
             brain, workers, NativeBackend(session), metrics, config.gateway, config.timeouts
         ),
-        recorder=Recorder(config, log, metrics, brain.now, page_size),
+        recorder=recorder,
         metrics=metrics,
         admission=admission,
         started_unix_s=int(time.time()),
     )
 
 
-def _scheduler(config: Config, policy: Policy, journal: BinaryIO | None) -> Scheduler:
-    record = None
-    if journal is not None:
-        header = JournalHeader(
-            seed=config.gateway.seed, policy=config.policy.name, parameters=dict(config.policy.parameters)
-        )
-        record = JournalWriter(journal, header)
+def _journal(config: Config) -> JournalFile:
+    header = JournalHeader(
+        seed=config.gateway.seed,
+        policy=config.policy.name,
+        parameters=dict(config.policy.parameters),
+        config=scheduler_config(config),
+    )
+    return JournalFile(config.gateway.journal, header)
+
+
+def scheduler_config(config: Config) -> SchedulerConfig:
+    """The cost model's defaults; a booking has not leaked as long as its request may run."""
+    defaults = SchedulerConfig()
+    deadline_s = max(defaults.booking_deadline_s, 1.5 * config.timeouts.request)
+    return replace(defaults, booking_deadline_s=deadline_s)
+
+
+def _scheduler(config: Config, policy: Policy, journal: JournalFile) -> Scheduler:
     return Scheduler(
         policy,
         seed=config.gateway.seed,
+        config=scheduler_config(config),
         policy_name=config.policy.name,
-        record=record,
+        record=journal.record,
         timer=time.perf_counter,
         policy_budget_s=float(config.policy.time_budget),
     )
@@ -149,12 +165,15 @@ async def _open_for_requests(calibration: Calibration, admission: Admission) -> 
     admission.started = True
 
 
-async def _tick(brain: Brain, journal: BinaryIO | None) -> None:
+async def _tick(brain: Brain, journal: JournalFile) -> None:
     while True:
         await asyncio.sleep(TICK_S)
-        brain.apply(Tick(now_s=brain.now()))
-        if journal is not None:
-            journal.flush()
+        try:
+            brain.apply(Tick(now_s=brain.now()))
+        except Exception:
+            # Without ticks leaked bookings would stay and estimates never age: the next one may succeed.
+            logger.exception("event=tick_failed")
+        journal.flush()
 
 
 def configure_links(brain: Brain, config: Config) -> None:
@@ -187,12 +206,3 @@ def _client_session(config: Config) -> ClientSession:
         auto_decompress=False,
         read_bufsize=2**18,
     )
-
-
-def _open_journal(config: Config) -> AbstractContextManager[BinaryIO | None]:
-    """The journal's file, or nothing where none is configured."""
-    if not config.gateway.journal:
-        return nullcontext()
-    path = Path(config.gateway.journal)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("wb")

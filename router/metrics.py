@@ -10,9 +10,12 @@ _MICRO = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.02
 _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _RATIO = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5)
 
-TERMS = ("start", "prefill", "transfer", "ready", "step", "ttft")
-"""Cost terms whose prediction is compared with what happened."""
+TERMS = ("start", "prefill", "transfer", "ready", "step", "overhead", "ttft")
+"""Cost terms whose prediction is compared with what happened; `ready` = start + prefill + transfer. For the
+others there is no measurement: nobody sees when a slot would have been free, or how long others waited."""
 STAGES = ("tokenize", "hash", "place", "total")
+PHASES = ("prepare", "prefill", "decode")
+"""Of a request at the gateway: not placed yet, before its first token, after it."""
 ENDPOINTS = ("chat", "completions")
 
 
@@ -60,11 +63,19 @@ class GatewayMetrics:
         self.input_tokens = self._histogram("input_tokens", "Prompt tokens", _TOKENS)
         self.output_tokens = self._histogram("output_tokens", "Completion tokens", _TOKENS)
         self.cached_tokens = self._histogram("cached_tokens", "Prompt tokens cached at the site", _TOKENS)
-        self.stage_requests = self._gauge("stage_requests", "Requests in each stage", ("stage", "phase"))
+        self.stage_requests = self._gauge(
+            "stage_requests", "Requests (`gateway`) and choices (`worker`) now", ("stage", "phase")
+        )
         self.rejections = self._counter("queue_rejections", "Requests refused before placement", ("reason",))
         self.cancellations = self._counter("cancellation", "Clients that went away", ("phase",))
+        self.queue_wait = self._histogram(
+            "queue_wait_seconds", "Grant, or submission, to the prompt's first chunk", _SECONDS
+        )
         for endpoint in ENDPOINTS:
             self.request_duration.labels(endpoint)
+        for phase in PHASES:
+            self.stage_requests.labels("gateway" if phase == "prepare" else "worker", phase)
+            self.cancellations.labels(phase)
 
     def _placement(self) -> None:
         self.decisions = self._counter("router_decisions", "Placements", ("decision", "reason"))

@@ -13,6 +13,8 @@ from prfaas.protocol.openai_errors import ApiError, bad_request
 
 _RENDER_INLINE_CHARS = 32 * 1024
 """Conversations up to this size render in well under a millisecond; larger ones leave the loop."""
+_DECODE_INLINE_TOKENS = 1024
+"""Text of more tokens than this takes milliseconds."""
 _HASH_INLINE_TOKENS = 16 * 1024
 """Hashing this many tokens takes about 0.2 ms at 32 tokens a page."""
 
@@ -94,6 +96,17 @@ class PromptPipeline:
                 f"`{param}`: {max(token_ids)} is not a token id; the vocabulary has {self._model.vocab_size}",
                 param,
             )
+
+    async def text(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids.
+
+        Raises:
+            ApiError: 400, a token id is not in the vocabulary.
+        """
+        self.check_ids(token_ids, "tokens")
+        if len(token_ids) <= _DECODE_INLINE_TOKENS:
+            return self._model.decode(token_ids)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._model.decode, token_ids)
 
     async def hashes(self, token_ids: list[int], salt: str) -> list[int]:
         """Chained hashes of the prompt's full blocks."""

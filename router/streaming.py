@@ -6,6 +6,7 @@ unseen, and an error can still have its own status.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
@@ -19,6 +20,8 @@ from router.fanout import Fanout, Run
 from router.shapes import SSE_DONE, Shape
 
 logger = logging.getLogger(__name__)
+WRITE_TIMEOUT_S = 30.0
+"""A client that takes nothing for so long is gone: it would hold its place in the gateway for ever."""
 
 
 class EventStream:
@@ -66,8 +69,7 @@ class EventStream:
             tail = b"data: " + error.body() + b"\n\n"
         else:
             tail = (b"" if self._usage is None else self._shape.usage(self._usage())) + SSE_DONE
-        response = await self._open()
-        await response.write(tail)
+        response = await self._send(tail)
         await response.write_eof()
         return response
 
@@ -79,9 +81,24 @@ class EventStream:
             chunk = self._shape.closing(index, update.finish_reason)
         else:
             return
-        response = await self._open()
-        await response.write(chunk)
+        await self._send(chunk)
         run.trace.wrote()
+
+    async def _send(self, data: bytes) -> web.StreamResponse:
+        """
+        Raises:
+            ConnectionError: the client is gone, or takes nothing any more.
+        """
+        response = await self._open()
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await response.write(data)
+        except TimeoutError:
+            logger.info("event=client_stalled path=%s", self._request.path)
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError(f"the client took nothing for {WRITE_TIMEOUT_S:.0f} s") from None
+        return response
 
     async def _open(self) -> web.StreamResponse:
         if self._response is None:

@@ -90,6 +90,10 @@ class Subscription:
             except (msgspec.DecodeError, UnicodeDecodeError, FrameTooLong) as error:
                 logger.warning("event=bad_worker_event worker=%s error=%s", self._worker, error)
                 self._judge(error)
+            except Exception as error:
+                # A defect met by one event must not blind us to this worker for good.
+                logger.exception("event=subscription_defect worker=%s", self._worker)
+                self._judge(error)
             await asyncio.sleep(self._timeouts.heartbeat)
 
     def _judge(self, error: Exception) -> None:

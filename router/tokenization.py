@@ -35,5 +35,4 @@ async def detokenize(http: web.Request) -> web.Response:
     gateway = http.app[GATEWAY]
     request = decode(await read_body(http), DetokenizeRequest)
     gateway.check_model(request.model)
-    gateway.prompts.check_ids(request.tokens, "tokens")
-    return web.json_response({"prompt": gateway.model.decode(request.tokens)})
+    return web.json_response({"prompt": await gateway.prompts.text(request.tokens)})

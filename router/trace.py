@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from policies.types import Outcome
 from prfaas.config import Config
 from prfaas.protocol.messages import Finished, PrefillReport, Tokens
 from router.core.decision import Decision
@@ -28,6 +29,20 @@ class Recorder:
         self.now = now
         self.page_size = page_size
         self._config = config
+        self._live: dict[str, Trace] = {}
+        """Traces with a running attempt, by their request id."""
+
+    def outcome(self, outcome: Outcome) -> None:
+        """The scheduler's verdict on a placed request: what each term was, as it defines the terms."""
+        trace = self._live.get(outcome.request_id)
+        if trace is not None:
+            trace.learned(outcome)
+
+    def began(self, request_id: str, trace: Trace) -> None:
+        self._live[request_id] = trace
+
+    def ended(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
 
     def link_between(self, decode: str, site: str) -> tuple[str, float] | None:
         """(name, configured bytes per second) of the link that joins two workers' clusters."""
@@ -54,6 +69,9 @@ class Trace:
         self._first_token_s: float | None = None
         self._wrote_s: float | None = None
         self._last_frame_s = 0.0
+        self.phase = "prepare"
+        """One of `router.metrics.PHASES`; stays the last one when all is over."""
+        self._counted = False
 
     @property
     def attempts(self) -> int:
@@ -85,6 +103,8 @@ class Trace:
             overhead_s={**self._overhead_s, "place": place_s},
         )
         self._recorder.log.opened(self._record)
+        self._recorder.began(decision.request_id, self)
+        self._enter("prefill")
         reason = "least_cost" if decision.least_cost else "policy"
         metrics.decisions.labels(decision.kind.label, reason).inc()
         for stage, seconds in self._record.overhead_s.items():
@@ -99,12 +119,7 @@ class Trace:
         """How the prompt's KV came to be; may be told after the first token."""
         record = self._current()
         record.report = report
-        record.actual.update(
-            start_s=report.queue_s,
-            prefill_s=report.prefill_s,
-            transfer_s=report.tail_s,
-            ready_s=report.ready_s,
-        )
+        record.actual["ready_s"] = report.ready_s
         if self._link is not None and report.kv_bytes > 0:
             at_rate_s = report.kv_bytes / self._link[1]
             record.hidden_fraction = max(0.0, 1 - report.tail_s / at_rate_s)
@@ -115,6 +130,7 @@ class Trace:
         now_s = self._recorder.now() - self._arrival_s
         if self._first_token_s is None:
             self._first_token_s = now_s
+            self._enter("decode")
         elif tokens.token_ids:
             gap_s = (now_s - self._last_frame_s) / len(tokens.token_ids)
             self._recorder.metrics.inter_token.observe(gap_s)
@@ -131,6 +147,11 @@ class Trace:
         record = self._current()
         record.outcome = "ok"
         record.completion_tokens = finished.completion_tokens
+
+    def learned(self, outcome: Outcome) -> None:
+        """The scheduler has compared predicted with actual terms."""
+        record = self._current()
+        record.actual.update((name, actual_s) for name, (_, actual_s) in outcome.terms.items())
 
     def failed(self, reason: str, message: str) -> None:
         """The current attempt is over without an answer; its record is final."""
@@ -150,6 +171,8 @@ class Trace:
 
     def _close(self, record: DecisionRecord) -> None:
         record.total_s = self._recorder.now() - self._arrival_s
+        self._recorder.ended(record.request_id)
+        self._enter("")
         first_s = self._wrote_s if self._wrote_s is not None else self._first_token_s
         if record.report is not None and self._first_token_s is not None:
             ready_s = self._placed_s + record.report.ready_s
@@ -175,6 +198,7 @@ class Trace:
         metrics = self._recorder.metrics
         metrics.cached_tokens.observe(report.cached_tokens)
         metrics.hit_rate.observe(report.cached_tokens / max(1, record.prompt_tokens))
+        metrics.queue_wait.observe(report.queue_s)
         metrics.prefill_duration.observe(report.prefill_s)
         lost_tokens = int(record.decision["chosen"]["site_cached_tokens"]) - report.cached_tokens
         if lost_tokens > 0:
@@ -190,11 +214,22 @@ class Trace:
         predicted["ready_s"] = predicted["start_s"] + predicted["prefill_s"] + predicted["transfer_s"]
         for name, actual_s in record.actual.items():
             term = name.removesuffix("_s")
-            metrics.predicted.labels(term).observe(predicted[name])
-            metrics.actual.labels(term).observe(actual_s)
+            # Learned overheads may be below 0, and a histogram's sum must not fall.
+            metrics.predicted.labels(term).observe(max(0.0, predicted[name]))
+            metrics.actual.labels(term).observe(max(0.0, actual_s))
             if actual_s > 0:
                 error = abs(predicted[name] - actual_s) / actual_s
                 metrics.prediction_error.labels(term).observe(error)
+
+    def _enter(self, phase: str) -> None:
+        """Count this choice in `phase` from here on; empty = it is over, and `phase` stays what it was."""
+        gauge = self._recorder.metrics.stage_requests
+        if self._counted:
+            gauge.labels("worker", self.phase).dec()
+        self._counted = bool(phase)
+        if phase:
+            self.phase = phase
+            gauge.labels("worker", phase).inc()
 
     def _current(self) -> DecisionRecord:
         if self._record is None:

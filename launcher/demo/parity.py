@@ -14,7 +14,7 @@ from prfaas.protocol.messages import Sampling, TokenLogprobs
 NEAR_TIE = 1e-3
 """Two best logits (log probabilities differ by the same amount) this close may swap by rounding alone."""
 _CONCURRENT = 8
-_REPLAY_TIMEOUT_S = 240.0
+_REPLAY_TIMEOUT_S = 900.0
 
 Verdict = Literal["same", "near_tie", "different"]
 

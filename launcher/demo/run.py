@@ -34,6 +34,9 @@ from prfaas.config import Config
 from prfaas.engine.model_config import LlamaConfig
 from prfaas.units import Rate, Seconds
 
+_MOST_NEAR_TIES = 0.02
+"""Share of requests; more would hide a mistake behind rounding."""
+
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
@@ -102,7 +105,8 @@ async def _demo(config: Config, workload: Workload, options: DemoOptions, consol
     if options.json_path is not None:
         options.json_path.write_text(json.dumps(_details(figures, records, answers), indent=1) + "\n")
     print(json.dumps(figures), flush=True)
-    return 0 if figures["errors"] == 0 and parity.different == 0 else 1
+    faithful = parity.different == 0 and parity.near_tie <= _MOST_NEAR_TIES * len(records)
+    return 0 if figures["errors"] == 0 and faithful else 1
 
 
 async def _run(

@@ -1,4 +1,4 @@
-"""What the demo asks: conversations about long documents, and short questions in between.
+"""What the demo asks: conversations about long documents, short questions and beginnings to complete.
 
 Every conversation opens with a document, then asks again about the same one once the answer has arrived.
 Nothing here says where a request should be computed: the mix of placements comes from costs alone.
@@ -18,12 +18,12 @@ from launcher.demo.documents import Document, cut, load_documents
 
 Item = TypeVar("Item")
 
-DEFAULT_REQUESTS = 40
+DEFAULT_REQUESTS = 32
 TURNS = 3
 _QUESTION_SHARE = 0.25
-_DOCUMENT_TOKENS = (600, 800, 1000, 1200, 1500, 1800, 2200, 2800)
-_ANSWER_TOKENS = (16, 20, 24, 32)
-_MEAN_GAP_S = 2.2
+_DOCUMENT_TOKENS = (300, 400, 500, 600, 700, 900, 1100, 1300)
+_ANSWER_TOKENS = (8, 12, 16, 20)
+_MEAN_GAP_S = 4.0
 """Between arrivals of conversations and questions, whatever the fleet does: an open loop."""
 
 _OPENERS = (
@@ -38,6 +38,13 @@ _FOLLOW_UPS = (
     "What could go wrong with it?",
     "Is there anything unusual in it?",
     "Say that again in simpler words.",
+)
+_BEGINNINGS = (
+    "The capital of France is",
+    "Water boils at",
+    "The opposite of cold is",
+    "Once upon a time",
+    "Roses are red,",
 )
 _QUESTIONS = (
     "What is the capital of France?",
@@ -105,7 +112,9 @@ def document_workload(tokenizer_path: Path, requests: int, seed: int) -> Workloa
         _about_document(documents[i % len(documents)], size, turns, tokenizer, rng)
         for i, (size, turns) in enumerate(zip(sizes, counts, strict=True))
     ]
-    asked = [(_question(text, rng),) for text in _spread(_QUESTIONS, questions, rng)]
+    beginnings = questions // 3
+    asked = [(_question(text, rng),) for text in _spread(_QUESTIONS, questions - beginnings, rng)]
+    asked += [(_question(text, rng, raw=True),) for text in _spread(_BEGINNINGS, beginnings, rng)]
     return Workload(tuple(_arrivals([*openings, *asked], rng)))
 
 
@@ -121,8 +130,8 @@ def _about_document(
     )
 
 
-def _question(text: str, rng: Random) -> Turn:
-    return Turn("question", text, rng.choice(_ANSWER_TOKENS))
+def _question(text: str, rng: Random, raw: bool = False) -> Turn:
+    return Turn("question", text, rng.choice(_ANSWER_TOKENS), raw)
 
 
 def _spread(items: Sequence[Item], count: int, rng: Random) -> list[Item]:

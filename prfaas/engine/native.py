@@ -52,7 +52,7 @@ class NativeEngine(Engine):
     Args:
         model_path: HF folder.
         layout: the KV pool's shape; `dtype` must be its dtype.
-        device, dtype, threads, cpus: see `WorkerConfig`.
+        device, dtype, threads, cpus, cpu_share: see `WorkerConfig`.
         chunk_tokens: most prefill tokens in one step.
         max_running: most sequences decoded together.
         log_path: file to which the runner's output is appended.
@@ -77,6 +77,7 @@ class NativeEngine(Engine):
         dtype: str = "float32",
         threads: int = 1,
         cpus: Sequence[int] = (),
+        cpu_share: float = 1.0,
         chunk_tokens: int = 256,
         max_running: int = 16,
         log_path: Path,
@@ -105,6 +106,7 @@ class NativeEngine(Engine):
             dtype=dtype,
             threads=threads,
             cpus=list(cpus),
+            cpu_share=cpu_share,
             pool_fd=self.buffer.fd,
             counter_fd=self.layer_counter.fd,
             log_path=log_path,

@@ -33,6 +33,7 @@ class RunnerSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     threads: int
     cpus: list[int]
+    cpu_share: float
     pool_fd: int
     counter_fd: int
     log_path: Path
@@ -149,6 +150,7 @@ class RunnerLink(asyncio.Protocol):
             dtype=spec.dtype,
             threads=spec.threads,
             cpus=spec.cpus,
+            cpu_share=spec.cpu_share,
         )
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         log_fd = os.open(spec.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

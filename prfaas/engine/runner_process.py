@@ -8,7 +8,6 @@ when running steps are over.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -18,14 +17,14 @@ from pathlib import Path
 
 import msgspec
 
+from prfaas.die_with_parent import die_with_parent
+from prfaas.engine.duty_cycle import DutyCycle
 from prfaas.engine.framing import BlockingChannel
 from prfaas.engine.step import RunnerError, RunnerReady, StepPlan
 from prfaas.kv.layout import KVLayout
 from prfaas.kv.shared_buffer import SharedBuffer, SharedLayerCounter
 
 logger = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG = 1
 
 
 class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,20 +41,8 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     cpus: list[int] = []
     """CPU affinity; empty = any."""
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends.
-
-    Raises:
-        SystemExit: the parent is gone already.
-        OSError: the kernel refuses.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:
-        raise SystemExit(f"parent {parent_pid} died before the runner was ready")
+    cpu_share: float = 1.0
+    """See `DutyCycle`."""
 
 
 def serve(config: RunnerConfig, channel: BlockingChannel) -> None:
@@ -64,6 +51,12 @@ def serve(config: RunnerConfig, channel: BlockingChannel) -> None:
 
     pool = SharedBuffer.attach(config.pool_fd, config.layout.pool_bytes)
     counter = SharedLayerCounter.attach(config.counter_fd)
+    duty_cycle = DutyCycle(config.cpu_share, config.threads)
+
+    def on_layer() -> None:
+        counter.increment()
+        duty_cycle.rest()
+
     runner = ModelRunner(
         Path(config.model_path),
         config.layout,
@@ -71,7 +64,7 @@ def serve(config: RunnerConfig, channel: BlockingChannel) -> None:
         device=config.device,
         dtype=config.dtype,
         threads=config.threads,
-        on_layer=counter.increment,
+        on_layer=on_layer,
     )
     channel.send(RunnerReady(vocab_size=runner.vocab_size))
     while (plan := channel.receive()) is not None:

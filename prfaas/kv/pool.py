@@ -153,6 +153,24 @@ class PagePool:
         self.pin(pages)
         return Match(pages, len(pages) * self.page_size)
 
+    def match_and_allocate(
+        self, token_ids: Sequence[int], salt: str = "", max_tokens: int | None = None
+    ) -> tuple[Match, list[int]]:
+        """`match`, and fresh pages for the rest of the first `max_tokens` tokens: both or nothing, so that
+        whoever has to wait for pages waits with empty hands.
+
+        Raises:
+            OutOfPages: too few pages are left beside the cached ones; nothing was taken, nobody was told.
+        """
+        usable = len(token_ids) if max_tokens is None else min(len(token_ids), max(max_tokens, 0))
+        cached = [block.page for block in self._walk(pack_tokens(token_ids[:usable]), salt)]
+        lacking = -(-usable // self.page_size) - len(cached)
+        left = self.available - sum(page in self._idle for page in cached)
+        if lacking > left:
+            raise OutOfPages(f"{lacking} pages wanted beside {len(cached)} cached ones, {left} are left")
+        self.pin(cached)
+        return Match(cached, len(cached) * self.page_size), self.allocate(lacking)
+
     def pin(self, page_ids: Iterable[int]) -> None:
         """Add one reference to each page.
 

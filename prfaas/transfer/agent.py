@@ -187,17 +187,18 @@ class TransferAgent:
         `notification`, if any, reaches the peer after the data, once `done` has seen the end of the write.
 
         Raises:
-            TransferError: NIXL refused it; nothing is in flight for it.
+            TransferError: NIXL refused it; the session is of no further use, `destroy` ends what is left.
         """
         sources = self._layout.descriptor_index(layer, 0) + np.asarray(source_pages, dtype=np.int32)
         dests = self._remote_layout.descriptor_index(layer, 0) + np.asarray(dest_pages, dtype=np.int32)
 
         def post(agent: Any) -> int:
             handle = agent.make_prepped_xfer("WRITE", self._local, sources, self._remote, dests, notification)
-            if agent.transfer(handle) == "ERR":
-                raise TransferError("the post failed")
+            # Before it is posted: a handle unknown to `destroy` would keep the agent, and its writes, alive.
             self._next_handle += 1
             self._handles[self._next_handle] = handle
+            if agent.transfer(handle) == "ERR":
+                raise TransferError("the post failed")
             return self._next_handle
 
         result: int = self._call("post a write", post)

@@ -39,6 +39,8 @@ ACTIVE_S = 0.1
 class _Session:
     agent: TransferAgent
     on_fence_due: Callable[[FenceDue], None]
+    broken: bool = False
+    """Its agent fails; the fence has been asked for."""
 
 
 class PageReceiver:
@@ -89,7 +91,7 @@ class PageReceiver:
     async def open(self, session: str, on_fence_due: Callable[[FenceDue], None]) -> bytes:
         """Make the session's receive agent (in a thread, tens of ms); returns its metadata for `Hello`.
 
-        `on_fence_due` is called when the ledger wants the session ended (quarantine too old or too big). The
+        `on_fence_due` is called when the session is to end (quarantine too old or too big, agent broken). The
         messenger then ends the WebSocket and awaits `close(session)`, as for every other end of a session.
 
         Raises:
@@ -198,10 +200,9 @@ class PageReceiver:
 
     def _apply(self, actions: list[ReceiveAction]) -> None:
         """Deliver what the ledger decided, and keep poller and ticker as busy as its state asks for."""
-        live = self._ledger.live_attempts
-        if live > self._live:
-            self._poller.wake()
-        self._live = live
+        before, self._live = self._live, self._ledger.live_attempts
+        if self._live > before:
+            self._poller.wake()  # only now: the step it starts reads `_live`
         if self._ledger.quarantined_pages and self._ticker is None:
             self._ticker = self._loop.call_later(self._tick_s, self._tick)
         for action in actions:
@@ -238,7 +239,8 @@ class PageReceiver:
         with self._lock:
             sessions = list(self._sessions.items())
         for name, session in sessions:
-            self._poll(name, session)
+            if not session.broken:
+                self._poll(name, session)
         if not sessions:
             return None
         if not self._live:
@@ -251,11 +253,16 @@ class PageReceiver:
             notes = session.agent.notifications()
         except TransferError as error:
             if name in self._sessions:
+                session.broken = True
                 logger.warning("event=receive_poll_failed session=%s error=%s", name, error)
+                self._deliver(session.on_fence_due, FenceDue(name, f"its receive agent fails: {error}"))
             return
         if notes:
             self._last_active_s = time.monotonic()
-            try:
-                self._loop.call_soon_threadsafe(self._on_tags, name, notes)
-            except RuntimeError:  # the loop has ended: nobody is left to tell
-                logger.warning("event=undelivered_tags session=%s count=%s", name, len(notes))
+            self._deliver(self._on_tags, name, notes)
+
+    def _deliver(self, callback: Callable[..., None], *news: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *news)
+        except RuntimeError:  # the loop has ended: nobody is left to tell
+            logger.warning("event=undelivered count=%s", len(news))

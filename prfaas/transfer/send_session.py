@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prfaas.kv.layout import KVLayout
@@ -28,14 +29,23 @@ class SendSession:
     """Guarded by the sender's lock, except for `agent`, which is thread safe."""
 
     def __init__(
-        self, name: str, agent: TransferAgent, remote: KVLayout, link: LinkModel, meter: LinkMeter
+        self,
+        name: str,
+        agent: TransferAgent,
+        remote: KVLayout,
+        link: LinkModel,
+        meter: LinkMeter,
+        on_broken: Callable[[str], None],
     ) -> None:
         self.name = name
         self.agent = agent
         self.remote = remote
         self.link = link
         self.meter = meter
+        self.on_broken = on_broken
         self.closing = False
+        self.broken = False
+        """NIXL has lost the peer; `on_broken` has been called."""
         self.turns: deque[AttemptKey] = deque()
         """Attempts in the order in which they may post next."""
         self.flying: dict[int, Flight] = {}

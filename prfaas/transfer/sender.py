@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prfaas.engine.interface import ChunkPlan, LayerCounter
 from prfaas.kv.layout import KVLayout
@@ -93,8 +93,15 @@ class PageSender:
 
     # ------------------------------------------------------------ sessions
 
-    async def open(self, hello: Hello, link: LinkModel) -> bytes:
+    async def open(
+        self, hello: Hello, link: LinkModel, on_broken: Callable[[str], None] = lambda why: None
+    ) -> bytes:
         """Make the session's send agent (in a thread, tens of ms); returns its metadata for `Welcome`.
+
+        `on_broken` is called once, with the reason, when NIXL has lost the peer though the control channel
+        may live: no write of this session succeeds any more, and whether bytes of a failed one still land
+        only the fence can tell. It comes before the ends of the attempts that failed, so that the messenger
+        can end the session instead of confirming them.
 
         Raises:
             TransferError: the receiver's metadata, layout or pool address is unusable.
@@ -110,7 +117,9 @@ class PageSender:
             raise
         with self._lock:
             meter = self._meters.setdefault(hello.cluster, LinkMeter(hello.cluster, link.rtt_s))
-            self._sessions[hello.session] = SendSession(hello.session, agent, hello.layout, link, meter)
+            self._sessions[hello.session] = SendSession(
+                hello.session, agent, hello.layout, link, meter, on_broken
+            )
         self._progress.wake()
         return agent.metadata
 
@@ -344,8 +353,7 @@ class PageSender:
             for tag in tags:
                 session.agent.notify(tag)
         except TransferError as error:
-            if not session.closing:
-                logger.warning("event=progress_failed session=%s error=%s", session.name, error)
+            self._broken(session, str(error))
         for handle, flight in ripe:
             try:
                 done = session.agent.done(handle)
@@ -383,7 +391,16 @@ class PageSender:
             if handle is not None:
                 del session.flying[handle]
             session.lost(write)
+            self._broken(session, str(error))
             self._stop(write.key, self._ledger.write_failed(write.key, str(error)))
+
+    def _broken(self, session: SendSession, why: str) -> None:
+        with self._lock:
+            if session.closing or session.broken:
+                return
+            session.broken = True
+        logger.warning("event=session_broken session=%s why=%s", session.name, why)
+        self._deliver(session.on_broken, why)
 
     def _stop(self, key: AttemptKey, ended: list[SendEnded]) -> None:
         if out := self._outgoing.get(key):
@@ -393,11 +410,13 @@ class PageSender:
     def _finish(self, ended: list[SendEnded]) -> None:
         for end in ended:
             out = self._outgoing.pop(end.key)
-            event = _event(end, out)
-            try:
-                self._loop.call_soon_threadsafe(out.on_event, event)
-            except RuntimeError:  # the loop has ended: nobody is left to tell
-                logger.warning("event=undelivered key=%s outcome=%s", end.key, end.outcome)
+            self._deliver(out.on_event, _event(end, out))
+
+    def _deliver(self, callback: Callable[[Any], None], news: SendEvent | str) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, news)
+        except RuntimeError:  # the loop has ended: nobody is left to tell
+            logger.warning("event=undelivered news=%s", news)
 
 
 def _event(end: SendEnded, out: Outgoing) -> SendEvent:

@@ -35,6 +35,7 @@ def build_host(config: Config, name: str) -> WorkerHost:
         dtype=spec.dtype,
         threads=spec.threads,
         cpus=spec.cpus,
+        cpu_share=spec.cpu_share,
         chunk_tokens=spec.chunk_tokens,
         max_running=spec.max_running,
         log_path=state_dir / f"{name}-runner.log",

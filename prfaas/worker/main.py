@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import gc
 import logging
 import os
@@ -17,6 +16,7 @@ from aiohttp import web
 
 from prfaas.config import Config
 from prfaas.config_load import load
+from prfaas.die_with_parent import die_with_parent
 from prfaas.errors import EngineFailure, PrfaasError
 from prfaas.transfer.agent import TransferError
 from prfaas.worker.build import build_host
@@ -24,7 +24,6 @@ from prfaas.worker.host import WorkerHost
 from prfaas.worker.http import build_app
 
 _LOG = logging.getLogger(__name__)
-_PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "PRFAAS_PARENT_PID"
 """Process id of the parent to die with; empty = outlive it."""
 SHUTDOWN_TIMEOUT_S = 1.0
@@ -39,7 +38,8 @@ def run_worker(config: Config, name: str) -> None:
         SystemExit: status 1 if the engine did not start or failed; a supervisor should start it again.
         PrfaasError: the configuration or the address cannot be used.
     """
-    _die_with_parent()
+    if parent := os.environ.get(PARENT_VARIABLE):
+        die_with_parent(int(parent))
     try:
         uvloop.run(_serve(config, name))
     except (EngineFailure, TransferError) as error:
@@ -126,16 +126,6 @@ def _handle_signals(ending: asyncio.Future[int]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-
-
-def _die_with_parent() -> None:
-    """Where the parent asked for it, have the kernel kill us when the parent dies."""
-    parent = os.environ.get(PARENT_VARIABLE, "")
-    if not parent:
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(parent):
-        sys.exit(f"the parent {parent} is gone already")
 
 
 def main() -> None:

@@ -104,7 +104,7 @@ class PeerChannel:
                 self._inbox.put_nowait(None)
                 raise ChannelClosed(self.closed_reason or "closed")
             due_s, message = item
-            if (wait_s := due_s - time.monotonic()) > 0:
+            while (wait_s := due_s - time.monotonic()) > 0:  # noqa: ASYNC110 - coarse timers wake early
                 await asyncio.sleep(wait_s)
             if not isinstance(message, Heartbeat):
                 return message
@@ -178,7 +178,13 @@ class PeerChannel:
                 self.end(f"nothing heard for {self._silent_ticks * self._heartbeat_s:.2f} s")
                 return
             self.post(self._heartbeat())
-            self.on_tick()
+            try:
+                self.on_tick()
+            except Exception as error:
+                # Without ticks neither silence nor expired leases would be noticed: better no session.
+                _LOG.exception("a peer session's timers failed")
+                self.end(f"its timers failed: {error!r}")
+                return
 
     def _heartbeat(self) -> Heartbeat:
         now_s = time.monotonic()

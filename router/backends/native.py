@@ -85,7 +85,12 @@ async def _drain(response: ClientResponse) -> None:
 
 async def _refusal(worker: str, response: ClientResponse) -> AttemptFailed:
     """The typed failure in a non-2xx answer."""
-    body = await response.content.read(MAX_ERROR_BYTES)
+    body = b""
+    try:
+        while len(body) < MAX_ERROR_BYTES and (chunk := await response.content.readany()):
+            body += chunk
+    except (ClientError, OSError) as broken:
+        return AttemptFailed(worker, "peer_lost", f"its answer {response.status} broke: {_words(broken)}")
     try:
         error = _errors.decode(body)
         return AttemptFailed(worker, error.reason, error.message)

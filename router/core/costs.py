@@ -117,8 +117,11 @@ def price(
     chunks = _chunks(s, n, s_cached, d_cached)
     pure_s = chunks.at[4]
     running, step_s = d[t.RUNNING], _step_s(d)
-    mixed_step_s = np.where(local, step_s, 0.0)
-    prefill_s = pure_s + np.ceil(n / s[t.CHUNK]) * mixed_step_s
+    steps = np.ceil(n / s[t.CHUNK])
+    # A chunk that shares its step with running decodes does not pay the step's base a second time.
+    shared_s = np.where(local & (running > 0), np.minimum(s[t.PREFILL_BASE], d[t.DECODE_BASE]), 0.0)
+    mixed_step_s = np.where(local, step_s, 0.0) - shared_s
+    prefill_s = pure_s + steps * mixed_step_s
 
     queue_s = np.maximum(s[t.FREE_AT] - now_s, 0.0)
     granted_s = rows.d_page_wait_s + np.where(local, 0.0, rows.link[t.RTT] / 2)
@@ -144,7 +147,7 @@ def price(
     overhead_s = elapsed_s + np.maximum(path_overhead_s[kind], -0.5 * explained_s)
     ttft_s = explained_s + overhead_s
 
-    interference_s = np.where(local, running * pure_s, 0.0)
+    interference_s = np.where(local, running * (pure_s - steps * shared_s), 0.0)
     pages, share_of_decode = _decode_share(d, prompt_tokens)
     decode_share_s = share_of_decode * (ttft_s + output_tokens * first_step_s)
     idle_s = np.array((queue_s, rows.link[t.DRAINED_AT] - now_s, d[t.PAGES_IDLE_AT] - now_s))

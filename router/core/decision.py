@@ -19,7 +19,8 @@ class NoCapacity(PrfaasError):
     Attributes:
         reason: `no_decode_worker` (503: none is ready), `queues_full` (429: all that could take it have
             full queues), `prompt_too_long` (400: fits no worker's pages, ever),
-            `policy_refused` (503: the policy accepts none of the candidates).
+            `policy_refused` (503: the policy accepts none of the candidates), `pair_unavailable` (503: the
+            pair that a warm-up asks for cannot take it now).
         retry_after_s: when trying again makes sense; 0 where it never does.
     """
 

@@ -44,6 +44,7 @@ class PrefixIndex:
         self._predictions: dict[int, list[Prediction]] = {}
         """By first block."""
         self.gaps_total = 0
+        self.snapshots_total = 0
 
     def add_worker(self, slot: int) -> None:
         self._workers[slot] = _Worker()
@@ -62,6 +63,7 @@ class PrefixIndex:
         """
         worker = self._workers[slot]
         if isinstance(event, KVSnapshot):
+            self.snapshots_total += 1
             self._clear(slot)
             self._store(slot, event.block_hashes)
             worker.needs_resync = False

@@ -78,7 +78,7 @@ class Scheduler:
     ) -> None:
         self.config = config or SchedulerConfig()
         self._record = record or _ignore
-        self._on_outcome = on_outcome or _ignore
+        self.on_outcome: Callable[[Outcome], None] = on_outcome or _ignore
         self._policy_budget_s = policy_budget_s
         self._rng = np.random.default_rng(seed)
         name = policy_name or type(policy).__name__
@@ -171,6 +171,7 @@ class Scheduler:
         counters = self._counters
         counters.bookings_expired = self._bookings.expired_total
         counters.index_gaps = self._index.gaps_total
+        counters.index_snapshots = self._index.snapshots_total
         counters.policy_faults = self._host.faults_total
         counters.policy_overruns = self._host.overruns_total
         counters.policy_replaced = self._host.replaced_reason
@@ -419,7 +420,7 @@ class Scheduler:
 
     def _tell(self, result: Outcome) -> None:
         self._host.observe(result)
-        self._on_outcome(result)
+        self.on_outcome(result)
 
     def _on_overran(self, event: PolicyOverran) -> None:
         self._host.overran(event.elapsed_s, self._now_s)

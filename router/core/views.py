@@ -87,6 +87,8 @@ class Counters:
     not_least_cost: int = 0
     bookings_expired: int = 0
     index_gaps: int = 0
+    index_snapshots: int = 0
+    """Snapshots of a worker's cache taken in: at least one per worker, one more after each gap."""
     policy_faults: int = 0
     policy_overruns: int = 0
     policy_replaced: str = ""

@@ -233,3 +233,32 @@ async def test_sigterm_lets_running_answers_finish(extra_gateways: Any, fleet: F
     assert status == 200
     assert body["usage"]["completion_tokens"] == 200
     assert await asyncio.to_thread(gateway.process.wait, WAIT_S) == 0
+
+
+async def test_a_killed_gateway_leaves_nothing_on_the_workers_and_its_successor_serves(
+    fleet: Fleet, extra_gateways: Any
+) -> None:
+    gateway = extra_gateways("always_remote")
+    await gateway.wait_ready()
+    pending = asyncio.create_task(gateway.chat("orphan " + LONG, max_tokens=400))
+    await asyncio.sleep(0.2)
+    gateway.process.kill()
+    await asyncio.gather(pending, return_exceptions=True)
+    await fleet.settled(*WORKERS)
+    successor = extra_gateways("always_remote")
+    await successor.wait_ready()
+    assert (await successor.chat("successor " + LONG))[0] == 200
+
+
+async def test_a_stopped_gateway_goes_on_where_it_was(fleet: Fleet, extra_gateways: Any) -> None:
+    gateway = extra_gateways("always_remote")
+    await gateway.wait_ready()
+    pending = asyncio.create_task(gateway.chat("pause " + LONG, max_tokens=200))
+    await asyncio.sleep(0.2)
+    gateway.process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(2.5)  # longer than `timeouts.silence`
+    gateway.process.send_signal(signal.SIGCONT)
+    status, headers, body = await pending
+    assert (status, headers["x-prfaas-attempts"]) == (200, "1")
+    assert body["usage"]["completion_tokens"] == 200
+    await fleet.settled(*WORKERS)

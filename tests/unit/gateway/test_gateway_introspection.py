@@ -9,12 +9,13 @@ import msgspec
 import pytest
 from gateway_fleet import Fleet, MakeFleet, chat
 from prometheus_client.parser import text_string_to_metric_families
-from scripted_worker import answer, fail
+from scripted_worker import answer, fail, hang
 
 from prfaas.kv.hashing import block_hashes
 from prfaas.protocol.messages import KVStored
 from router.core.journal import replay
 from router.decision_log import DecisionRecord
+from router.metrics import TERMS
 
 CHAT = "/v1/chat/completions"
 
@@ -27,10 +28,12 @@ async def test_models_lists_the_one_model(fleet: Fleet) -> None:
     assert (await fleet.client.get("/v1/models/other")).status == 404
 
 
-async def test_tokenize_and_detokenize_are_inverse(fleet: Fleet) -> None:
-    tokens = await (await fleet.client.post("/tokenize", json={"prompt": "Grüße 👋 there"})).json()
+@pytest.mark.parametrize("repeated", [1, 500], ids=["short", "long"])
+async def test_tokenize_and_detokenize_are_inverse(fleet: Fleet, repeated: int) -> None:
+    prompt = "Grüße 👋 there" * repeated
+    tokens = await (await fleet.client.post("/tokenize", json={"prompt": prompt})).json()
     text = await (await fleet.client.post("/detokenize", json={"tokens": tokens["tokens"]})).json()
-    assert text == {"prompt": "Grüße 👋 there"}
+    assert text == {"prompt": prompt}
     assert tokens["count"] == len(tokens["tokens"])
 
 
@@ -57,7 +60,7 @@ async def test_decisions_show_candidates_terms_and_what_happened(fleet: Fleet) -
         ("decode-0", "decode-0"), ("decode-0", "pool-0"), ("decode-0", "remote-0"),
     }  # fmt: skip
     assert 0 < record["ttft_s"] <= record["total_s"]
-    assert set(record["actual"]) == {"start_s", "prefill_s", "transfer_s", "ready_s", "step_s", "ttft_s"}
+    assert {"start_s", "prefill_s", "ready_s", "step_s", "overhead_s", "ttft_s"} <= set(record["actual"])
     assert record["report"]["site"] == record["site"]
 
 
@@ -103,30 +106,71 @@ async def test_a_gap_in_kv_events_is_counted_and_answered_by_a_new_snapshot(flee
     fleet.decode.publish(KVStored(generation="decode-0-1", sequence=5, block_hashes=[1]))
     await fleet.until(lambda: fleet.decode.paths.count("/v1/events") == 2, "it subscribes again")
     await asyncio.sleep(0.1)
-    assert b'prfaas_index_gap_total{worker="decode-0"} 1.0' in fleet.gateway.metrics.render()
+    samples = samples_of(fleet)
+    assert samples["prfaas_index_gap_total", "decode-0"] == 1
+    assert samples["prfaas_index_replay_total",] == len(fleet.workers) + 1
     assert (await fleet.client.post(CHAT, json=chat())).status == 200
 
 
-async def test_metrics_are_readable_and_compare_predicted_with_actual(fleet: Fleet) -> None:
+def samples_of(fleet: Fleet) -> dict[tuple[str, ...], float]:
+    """(sample's name, its labels' values in order) → value, of everything that the gateway exposes."""
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(fleet.gateway.metrics.render().decode())
+        for sample in family.samples
+    }
+
+
+async def test_metrics_are_readable_and_compare_predicted_with_actual(make_fleet: MakeFleet) -> None:
+    fleet = await make_fleet(policy={"name": "always_remote"})
     await fleet.client.post(CHAT, json=chat())
     await fleet.client.post(CHAT, json={})
     fleet.decode.script = fail("bad_request", "decode-0")
     await fleet.client.post(CHAT, json=chat())
-    text = await (await fleet.client.get("/metrics")).text()
-    samples = {
-        (sample.name, *sorted(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    assert (await fleet.client.get("/metrics")).status == 200
+    samples = samples_of(fleet)
     assert samples["prfaas_requests_total", "200", "chat"] == 1
     assert samples["prfaas_requests_total", "400", "chat"] == 2
-    for term in ("start", "prefill", "transfer", "ready", "step", "ttft"):
-        for family in ("predicted_term_seconds", "actual_term_seconds", "prediction_error_ratio"):
+    for term in TERMS:
+        for family in ("predicted_term_seconds", "actual_term_seconds"):
             assert samples[f"prfaas_{family}_count", term] == 1, (family, term)
+    for term in ("start", "prefill", "ready", "step", "ttft"):
+        assert samples["prfaas_prediction_error_ratio_count", term] == 1, term
+    assert samples["prfaas_queue_wait_seconds_count",] == 1
     assert samples["prfaas_worker_health", "decode", "decode-0"] == 1
     assert samples["prfaas_link_bandwidth_estimate_bytes_per_second", "far->pd"] == 25e6
     assert samples["prfaas_kv_transfer_failures_total", "bad_request"] == 1
     assert samples["prfaas_bookings",] == 0
+
+
+async def test_terms_are_measured_as_the_cost_model_defines_them(make_fleet: MakeFleet) -> None:
+    fleet = await make_fleet(policy={"name": "always_remote"})
+    await fleet.client.post(CHAT, json=chat())
+    record = fleet.gateway.recorder.log.latest(1)[0]
+    assert set(record.actual) == {f"{term}_s" for term in TERMS}
+    # The worker reports 1 ms from grant to first chunk; the grant itself travels half of 10 ms.
+    assert record.actual["start_s"] == pytest.approx(0.006)
+    assert record.actual["prefill_s"] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(("after", "phase"), [(0, "prefill"), (1, "decode")])
+async def test_a_client_that_goes_away_is_counted_by_phase_and_no_gauge_stays_up(
+    fleet: Fleet, after: int, phase: str
+) -> None:
+    fleet.decode.script = hang(after)
+    pending = asyncio.create_task(fleet.client.post(CHAT, json=chat()))
+    await fleet.until(lambda: samples_of(fleet)["prfaas_stage_requests", phase, "worker"] == 1, "it runs")
+    pending.cancel()
+    await asyncio.gather(pending, return_exceptions=True)
+    await fleet.until(lambda: samples_of(fleet)["prfaas_cancellation_total", phase] == 1, "it is counted")
+    left = {name: value for name, value in samples_of(fleet).items() if name[0] == "prfaas_stage_requests"}
+    assert set(left.values()) == {0}
+
+
+async def test_a_body_that_is_too_large_is_counted_as_413(make_fleet: MakeFleet) -> None:
+    fleet = await make_fleet(gateway={"max_body": 1000})
+    await fleet.client.post(CHAT, json=chat("x" * 5000))
+    assert samples_of(fleet)["prfaas_requests_total", "413", "chat"] == 1
 
 
 async def test_metrics_count_a_replaced_attempt_by_its_reason(fleet: Fleet) -> None:

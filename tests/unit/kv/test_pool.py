@@ -256,3 +256,20 @@ def test_freed_pages_are_handed_out_contiguously_again() -> None:
         pool.release(pages)
     taken = pool.allocate(6)
     assert all(b == a + 1 for a, b in pairwise(taken))
+
+
+def test_prefix_and_fresh_pages_come_together_or_not_at_all() -> None:
+    pool = PagePool(4, PAGE)
+    cached = publish(pool, tokens(2))
+    told: list[int] = []
+    pool.on_available.append(lambda: told.append(1))
+    other = pool.allocate(1)
+    with pytest.raises(OutOfPages, match="2 pages wanted beside 2 cached ones, 1 are left"):
+        pool.match_and_allocate(tokens(4))
+    assert pool.counts().pinned == 1
+    assert not told, "a failed try must not wake those who wait for pages"
+    match, fresh = pool.match_and_allocate([*tokens(2), 7, 7, 7], max_tokens=2 * PAGE + 2)
+    assert (match.page_ids, match.tokens, len(fresh)) == (cached, 2 * PAGE, 1)
+    pool.release(other + cached + fresh)
+    assert pool.available == 4
+    pool.check()

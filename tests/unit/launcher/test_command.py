@@ -105,11 +105,24 @@ def test_a_port_of_another_machine_is_not_checked() -> None:
 
 
 def test_a_model_folder_without_weights_fails_naming_them(model_folder: Path) -> None:
-    assert doctor.check_model(model_folder).status == "ok"
     (model_folder / "model.safetensors").unlink()
     check = doctor.check_model(model_folder)
     assert check.status == "fail"
     assert "*.safetensors" in check.found
+
+
+def test_a_model_that_the_engine_cannot_compute_fails_and_one_without_template_is_a_warning(
+    tiny_model_path: Path, model_folder: Path
+) -> None:
+    assert doctor.check_model(tiny_model_path).status == "ok"
+    (model_folder / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
+    unsupported = doctor.check_model(model_folder)
+    assert unsupported.status == "fail"
+    assert "MambaForCausalLM" in unsupported.found
+    (model_folder / "config.json").write_text((tiny_model_path / "config.json").read_text())
+    without_template = doctor.check_model(model_folder)
+    assert without_template.status == "warn"
+    assert "/v1/completions" in without_template.mend
 
 
 def test_a_ucx_device_that_does_not_exist_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,10 +149,10 @@ def test_a_probe_that_crashes_fails_with_its_last_words(monkeypatch: pytest.Monk
 
 
 def test_doctor_as_json_fails_when_a_check_fails(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "check_nixl", lambda: [Check("nixl", "fail", "absent", "install it")])
-    result = prfaas("doctor", "--json", "-c", write_config(tmp_path, model_folder))
+    result = prfaas("doctor", "--json", "-c", write_config(tmp_path, tiny_model_path))
     assert result.exit_code == 1
     report = json.loads(result.output)
     assert report["ok"] is False

@@ -25,13 +25,14 @@ from prfaas.units import Rate, Seconds
 @given(st.lists(st.integers(0, 255), min_size=1, max_size=64, unique=True))
 def test_the_remote_site_has_at_least_twice_the_share_and_no_core_is_invented(cores: list[int]) -> None:
     shares = share_cores(cores)
-    assert {*shares.decode, *shares.prefill, *shares.remote} <= set(cores)
-    if len(cores) >= 4:
-        assert len(shares.remote) == 2 * len(shares.decode) == 2 * len(shares.prefill)
-        assert not set(shares.remote) & {*shares.decode, *shares.prefill}
-    if len(cores) in (2, 3):
-        assert shares.decode == shares.prefill
-        assert shares.remote != shares.decode
+    engines = (shares.decode, shares.prefill, shares.remote)
+    assert {core for engine in engines for core in engine.cpus} <= set(cores)
+    for core in cores:
+        assert sum(engine.cpu_share for engine in engines if core in engine.cpus) <= 1.0
+    twice = 2 * len(shares.prefill.cpus) * shares.prefill.cpu_share
+    assert len(shares.remote.cpus) * shares.remote.cpu_share == pytest.approx(twice)
+    if len(cores) >= 2:
+        assert not set(shares.remote.cpus) & {*shares.decode.cpus, *shares.prefill.cpus}
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 8, 64])

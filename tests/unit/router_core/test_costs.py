@@ -95,8 +95,10 @@ def test_local_prefill_carries_the_running_decodes_and_pays_for_delaying_them() 
     scheduler.apply(status("decode-0", "decode", 1.0, running=4, running_context_tokens=2000))
     r = row(scheduler.preview(request(tokens=641, now_s=1.0)), "decode-0")
     pure_s, step_s = prefill_seconds(PROFILE, 640, 0), decode_seconds(PROFILE, 4, 2000)
-    assert r["prefill_s"] == pytest.approx(pure_s + 10 * step_s)
-    assert r["interference_s"] == pytest.approx(4 * pure_s)
+    shared_s = min(PROFILE.prefill_base_s, PROFILE.decode_base_s)
+    assert shared_s > 0
+    assert r["prefill_s"] == pytest.approx(pure_s + 10 * (step_s - shared_s))
+    assert r["interference_s"] == pytest.approx(4 * (pure_s - 10 * shared_s))
     assert r["transfer_s"] == 0
     assert r["step_s"] == pytest.approx(decode_seconds(PROFILE, 5, 2000 + 641) + 0.5 * step_s)
 
