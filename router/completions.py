@@ -18,14 +18,14 @@ from router.answer import Choice, usage
 from router.bodies import read_body
 from router.context import GATEWAY, Gateway
 from router.dispatch import Job
-from router.errors import error_response
+from router.errors import CLIENT_GONE_STATUS, error_response
 from router.fanout import Fanout, Run
 from router.prompts import fit_max_tokens
 from router.shapes import ChatShape, CompletionShape, Shape
 from router.streaming import EventStream
 
 logger = logging.getLogger(__name__)
-CLIENT_GONE = "499"
+CLIENT_GONE = str(CLIENT_GONE_STATUS)
 """Code in metrics for a client that went away (nobody reads the answer)."""
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 

@@ -16,6 +16,8 @@ from prfaas.protocol.openai_errors import ApiError
 logger = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 RETRY_AFTER_S = 1.0
+CLIENT_GONE_STATUS = 499
+"""Of an answer that nobody reads: an exception would have aiohttp log a traceback."""
 
 
 class AttemptFailed(PrfaasError):
@@ -110,7 +112,9 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     except web.RequestPayloadError as error:
         return error_response(ApiError(400, f"the body cannot be read: {error}", code="invalid_body"))
     except (ClientConnectionResetError, ConnectionResetError):
-        raise  # The client went away; nobody reads an answer.
+        if request.transport is not None and not request.transport.is_closing():
+            raise
+        return web.Response(status=CLIENT_GONE_STATUS)
     except Exception:
         logger.exception("event=unhandled_error method=%s path=%s", request.method, request.path)
         return error_response(

@@ -20,8 +20,8 @@ from prfaas.errors import ConfigError
 
 DEFAULT_REQUESTS = 24
 _PER_SESSION = 3
-_ANSWER_TOKENS = 24
-_NEW_TOKENS = 24_000
+_ANSWER_TOKENS = 16
+_NEW_TOKENS = 12_000
 """Most prompt tokens beyond the common prefix with the prompt before, over the sample: a minute's work."""
 _MEAN_GAP_S = 6.0
 _WINDOW_BYTES = 2**31

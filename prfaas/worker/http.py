@@ -22,6 +22,8 @@ READ_TIMEOUT_S = 10.0
 """A request body has arrived by then."""
 WRITE_TIMEOUT_S = 30.0
 """A reader that takes nothing for so long is gone."""
+CLIENT_GONE_STATUS = 499
+"""Of an answer that nobody reads: an exception would have aiohttp log a traceback."""
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that need no token: probes and scrapers have none."""
 CALIBRATION_CONTEXTS = (0, 512, 1024)
@@ -166,7 +168,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         reason = "bad_request" if error.status < 500 else "engine_failed"
         return _json(ErrorBody(reason=reason, message=error.text or error.reason), error.status)
     except ConnectionError:
-        raise
+        if request.transport is not None and not request.transport.is_closing():
+            raise  # aiohttp cuts the connection: the answer has begun
+        return web.Response(status=CLIENT_GONE_STATUS)
     except Exception as error:
         _LOG.exception("method=%s path=%s failed", request.method, request.path)
         return _json(ErrorBody(reason="engine_failed", message=f"internal error: {error!r}"), 500)

@@ -74,9 +74,9 @@ async def _listen(runner: web.AppRunner, host: WorkerHost) -> None:
     try:
         await web.TCPSite(runner, address, port).start()
     except OSError as error:
-        raise PrfaasError(
-            f"worker {host.name} cannot listen on {address}:{port}: {error.strerror}"
-        ) from error
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise PrfaasError(f"worker {host.name} cannot listen on {address}:{port}: {reason}") from error
+    _LOG.info("worker=%s state=starting host=%s port=%d", host.name, address, port)
 
 
 async def _started(host: WorkerHost, ending: asyncio.Future[int]) -> bool:

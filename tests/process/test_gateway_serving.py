@@ -3,76 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import openai
 import pytest
 import pytest_asyncio
-import yaml
-from fleet import WAIT_S, Fleet, eventually, fleet_tree, free_port, running_fleet
+from fleet import WAIT_S, Fleet, eventually, fleet_tree, running_fleet
+from gateway_process import GatewayProcess
 
 pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
 WORKERS = ("decode-0", "prefill-0", "remote-0")
 LONG = "The licence says that you may copy, change and pass on the program. " * 12
-
-
-class GatewayProcess:
-    """`prfaas router` over the fleet's workers."""
-
-    def __init__(self, tree: dict[str, Any], directory: Path, policy: str, **gateway: Any) -> None:
-        self.port = free_port()
-        self.log_path = directory / f"gateway-{policy}.log"
-        config = {
-            **tree,
-            "policy": {"name": policy},
-            "gateway": {"port": self.port, "calibrate": False, "default_max_tokens": 64, **gateway},
-        }
-        path = directory / f"gateway-{policy}.yaml"
-        path.write_text(yaml.safe_dump(config))
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "launcher", "router", "-c", str(path)],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, "PRFAAS_PARENT_PID": ""},
-            )  # fmt: skip
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    async def wait_ready(self) -> None:
-        async def ready() -> bool:
-            assert self.process.poll() is None, self.log_path.read_text()[-3000:]
-            with contextlib.suppress(aiohttp.ClientError):
-                async with aiohttp.ClientSession() as http, http.get(f"{self.url}/readyz") as answer:
-                    return (
-                        answer.status == 200 and sum(map(len, (await answer.json())["workers"].values())) == 3
-                    )
-            return False
-
-        await eventually(ready, "the gateway is ready")
-
-    async def chat(self, text: str, **fields: Any) -> tuple[int, dict[str, str], dict[str, Any]]:
-        """(status, headers, body) of a greedy chat answer."""
-        body = {
-            "model": "test-model", "messages": [{"role": "user", "content": text}], "temperature": 0,
-            "max_tokens": 24, "return_token_ids": True, "ignore_eos": True, **fields,
-        }  # fmt: skip
-        async with aiohttp.ClientSession() as http, asyncio.timeout(WAIT_S):
-            async with http.post(f"{self.url}/v1/chat/completions", json=body) as answer:
-                return answer.status, dict(answer.headers), await answer.json()
-
-    def stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -166,6 +166,16 @@ def test_a_key_given_twice_is_refused() -> None:
         loads("model: {path: a, path: b}\nclusters: {}\n", {})
 
 
+def test_broken_yaml_is_told_by_line_and_column() -> None:
+    with pytest.raises(ConfigError, match=r"^f\.yaml is not valid YAML: line 2, column 10: mapping values"):
+        loads("model:\n  path: a: b\n", {}, source="f.yaml")
+
+
+def test_a_refused_value_is_shown_once() -> None:
+    assert error_of(tree_with("links.wan.capacity", 200)).count("200`") == 1
+    assert "('two')" in error_of(tree_with("clusters.pd.workers.prefill-0.threads", "two"))
+
+
 def test_yaml_that_could_build_objects_is_refused() -> None:
     with pytest.raises(ConfigError, match="not valid YAML"):
         loads("model: !!python/object/apply:os.getcwd []\n", {})

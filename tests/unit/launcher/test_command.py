@@ -13,6 +13,10 @@ from click.testing import CliRunner, Result
 from launcher import doctor
 from launcher.cli import main
 from launcher.doctor import Check
+from launcher.policy_check import check_policy
+from prfaas.config import PolicyConfig
+from prfaas.config_load import loads
+from prfaas.errors import ConfigError
 
 CONFIG = """
 model: {{path: {model}}}
@@ -64,6 +68,21 @@ def test_a_missing_model_says_how_to_get_one(tmp_path: Path) -> None:
 def test_an_unknown_worker_is_refused_with_the_known_names(tmp_path: Path, model_folder: Path) -> None:
     config = write_config(tmp_path, model_folder, port=8101)
     assert_one_sentence(prfaas("worker", "-c", config, "--name", "e"), "--name e", "known: d")
+
+
+def test_a_policy_that_cannot_be_used_is_refused_before_anything_starts(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    config = write_config(tmp_path, model_folder)
+    with Path(config).open("a") as file:
+        file.write("policy: {name: cost_modle}\n")
+    assert_one_sentence(prfaas("up", "-c", config), "policy.name", "did you mean `cost_model`")
+
+
+def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, model_folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config = write_config(tmp_path, model_folder, port=server.getsockname()[1])
+        assert_one_sentence(prfaas("up", "-c", config), "`clusters.pd.workers.d.port`", "is taken")
 
 
 def test_a_single_service_needs_fixed_ports(tmp_path: Path, model_folder: Path) -> None:
@@ -160,6 +179,64 @@ def test_doctor_as_json_fails_when_a_check_fails(
     assert by_name["nixl"]["mend"] == "install it"
     assert by_name["model"]["status"] == "ok"
     assert by_name["configuration"]["found"] == "1 clusters, 1 workers"
+
+
+def test_doctor_counts_memory_of_this_machines_workers_only() -> None:
+    worker = "{{role: prefill, host: {host}, port: 8101, memory: {memory}}}"
+    config = loads(
+        CONFIG.format(model="m", port=0)
+        + f"      here: {worker.format(host='127.0.0.1', memory='1MiB')}\n"
+        + f"      elsewhere: {worker.format(host='192.0.2.1', memory='900TiB')}\n",
+        {},
+    )
+    local = doctor.local_workers(config)
+    assert len(local) == 2
+    assert doctor.check_memory(local).status == "ok"
+    assert doctor.check_memory([config.worker("elsewhere")[1]]).status == "fail"
+    assert "none of the workers" in doctor.check_memory([]).found
+
+
+def test_doctor_shows_what_to_do_below_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [Check("memory", "ok", "plenty"), Check("nixl", "fail", "absent", "install it")]
+    monkeypatch.setattr(doctor, "all_checks", lambda _: iter(checks))
+    result = prfaas("doctor")
+    assert result.exit_code == 1
+    lines = [line.split() for line in result.output.splitlines()]
+    assert lines[:2] == [["ok", "memory", "plenty"], ["fail", "nixl", "absent"]]
+    assert lines[2] == ["→", "install", "it"]
+    assert "1 of 2 checks failed" in result.output
+
+
+# ---------------------------------------------------------------- policy
+
+
+POLICY = """
+from policies.base import BasePolicy
+
+
+class First(BasePolicy):
+    def choose(self, request, candidates, view, rng):
+        return 0
+"""
+
+
+def test_a_policy_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "policy_of_mine.py").write_text(POLICY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert type(check_policy(PolicyConfig(name="policy_of_mine:First"))).__name__ == "First"
+    assert sys.path[-1] == str(tmp_path)  # last: no file there hides an installed package
+    sys.modules.pop("policy_of_mine")
+
+
+def test_whatever_a_policys_code_raises_is_told_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "policy_with_slip.py").write_text("def choose(:")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(ConfigError, match=r"`policy_with_slip:A` cannot be used.*SyntaxError"):
+        check_policy(PolicyConfig(name="policy_with_slip:A"))
 
 
 def test_every_failing_check_says_how_to_mend_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

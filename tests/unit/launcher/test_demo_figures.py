@@ -13,7 +13,7 @@ from rich.console import Console
 from launcher.demo.client import parse_decisions
 from launcher.demo.live import LiveTable, plain_line, records_table
 from launcher.demo.parity import NEAR_TIE, Parity, judge, without_end
-from launcher.demo.records import Record, explain
+from launcher.demo.records import Record, cost_by_place, explain, main_terms
 from launcher.demo.summary import hidden_fraction, print_summary, quantile, summarize
 from prfaas.protocol.messages import PrefillReport, TokenLogprobs
 from router.decision_log import DecisionRecord
@@ -89,13 +89,24 @@ def test_an_end_token_is_no_difference() -> None:
 
 def test_the_best_candidates_are_told_with_the_terms_of_the_cheapest() -> None:
     rows = [
-        row("remote", 1.94, start_s=0.2, prefill_s=1.5, transfer_s=0.1),
+        row("remote", 1.94, start_s=0.2, prefill_s=1.5, transfer_s=0.1, ttft_s=1.9),
         row("pool", 3.1, prefill_s=3.0),
         row("local", 4.04),
         row("pool", 9.0),
     ]
-    assert explain(rows) == "remote 1.9s (wait .20 fill 1.5 link .10) < pool 3.1s < local 4.0s"
+    assert explain(rows) == "remote 1.9s (prefill 1.5 wait .20) < pool 3.1s < local 4.0s"
     assert explain([]) == ""
+
+
+def test_terms_are_named_largest_first_with_what_others_suffer() -> None:
+    assert main_terms(row("pool", 6.0, start_s=0.5, prefill_s=1.0, ttft_s=2.0)) == "others 4.0 prefill 1.0"
+    assert main_terms(row("local", 12.0, prefill_s=0.5, ttft_s=12.0)) == "step 12"
+    assert main_terms(row("local", 0.0)) == ""
+
+
+def test_each_place_costs_what_its_cheapest_candidate_does() -> None:
+    rows = [row("reuse", 0.5), row("pool", 1.0), row("pool", 2.0), row("local", 3.0)]
+    assert cost_by_place(rows) == {"local": 0.5, "pool": 1.0}
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 1))
@@ -158,6 +169,23 @@ def test_figures_of_no_request_are_unknown_and_still_printable() -> None:
     print_summary(console, [], figures)
 
 
+def test_the_summary_says_what_moved_how_predictions_did_and_whether_answers_agree() -> None:
+    records = [record(1, decision("remote", kv_bytes=4_000_000, hidden_fraction=0.95))]
+    console = Console(file=(stream := io.StringIO()), width=120)
+    print_summary(console, records, summarize(records, Parity(same=1), {"over context": 3}, 1.0))
+    words = " ".join(stream.getvalue().split())
+    for part in (
+        "4.0 MB over link wan",
+        "95 % of",
+        "20 % off",
+        "100 % of requests",
+        "3 over context",
+        "1 answers the",
+    ):
+        assert part in words
+    assert "failed" not in words
+
+
 def test_the_gateways_decisions_are_read_with_the_last_attempt_winning() -> None:
     newest_first = [decision(attempt=2, kind="pool"), decision(attempt=1)]
     body = msgspec.json.encode({"decisions": newest_first})
@@ -172,20 +200,35 @@ def shown(console: Console, renderable: object) -> str:
 
 def test_the_table_shows_placement_reason_bytes_and_both_ttfts() -> None:
     console = Console(width=200, force_terminal=False)
-    placed = record(7, decision(kv_bytes=46_000_000), text="The answer\nis long")
+    candidates = [row("remote", 1.0, prefill_s=0.9, ttft_s=1.0), row("local", 2.0)]
+    placed = record(7, decision(kv_bytes=46_000_000, candidates=candidates), text="The answer\nis long")
     text = shown(console, records_table([placed], "title"))
     for part in (
         "7",
         "document",
         "remote",
-        "remote 1.0s < local 2.0s",
+        "1.00",
+        "2.00",
+        "prefill .90",
         "100",
         "46.0",
-        "1.00",
         "1.25",
         "The answer is long",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("width", [100, 120, 180])
+def test_no_figure_of_the_table_is_cut_off(width: int) -> None:
+    costly = [row("remote", 123.45, prefill_s=88.8, ttft_s=90.0), row("pool", 123.99), row("local", 124.0)]
+    made = decision(kv_bytes=123_400_000, candidates=costly, predicted_ttft_s=90.25, ttft_s=101.75)
+    console = Console(width=width)
+    lines = shown(
+        console, records_table([record(32, made, text="Paris")], "t", terms=width > 110)
+    ).splitlines()
+    assert all(part in lines[-1] for part in ("32", "123.45", "123.99", "124.00", "123.4", "90.25", "101.75"))
+    assert ("prefill 89 others 33" in lines[-1]) == (width > 110)
+    assert "Paris" in lines[-1]
 
 
 def test_markup_in_an_answer_is_shown_as_it_is() -> None:
@@ -197,7 +240,7 @@ def test_without_a_terminal_every_finished_request_is_printed_once() -> None:
     stream = io.StringIO()
     records = [record(1, decision()), record(2, None), record(3, None, error="boom")]
     records[2].state = "error"
-    with LiveTable(Console(file=stream, width=100), "title") as table:
+    with LiveTable(Console(file=stream, width=100), 3) as table:
         table.update(records)
         table.update(records)
     lines = stream.getvalue().splitlines()
