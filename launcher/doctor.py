@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -9,14 +10,16 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from prfaas.config import Config
+from launcher.policy_check import check_policy
+from prfaas.config import Config, PolicyConfig, WorkerConfig
 from prfaas.config_load import load
 from prfaas.engine.chat_template import ChatTemplate
 from prfaas.engine.model_config import LlamaConfig
@@ -59,12 +62,14 @@ def all_checks(config_path: Path | None) -> Iterator[Check]:
     config, config_check = _load_config(config_path)
     if config_check:
         yield config_check
-    yield check_memory(config)
-    yield check_memfd(config)
+    local = local_workers(config) if config else None
+    yield check_memory(local)
+    yield check_memfd(local)
     yield check_open_files()
     yield from check_nixl()
     yield check_devices()
     if config is not None:
+        yield check_policy_name(config.policy)
         yield check_model(Path(config.model.path))
         yield from check_ports(config)
 
@@ -113,20 +118,38 @@ def _cpu_quota() -> float | None:
     return None if quota == "max" else int(quota) / int(period)
 
 
-def check_memory(config: Config | None) -> Check:
-    """KV pools (mapped in full, filled as they are used) against memory that is free now."""
-    wanted = _pool_bytes(config)
+def local_workers(config: Config) -> list[WorkerConfig]:
+    """Workers whose address is one of this machine's."""
+    workers = [worker for cluster in config.clusters.values() for worker in cluster.workers.values()]
+    return [worker for worker in workers if _is_here(worker.host)]
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address can be bound here; a name that cannot be resolved is left to `check_port`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.bind(address)
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL
+    return True
+
+
+def check_memory(workers: Sequence[WorkerConfig] | None) -> Check:
+    """KV pools (mapped in full, filled as they are used) against memory that is free now.
+
+    Args:
+        workers: those on this machine; None = without a configuration.
+    """
+    if workers == []:
+        return Check("memory", "ok", "none of the workers has an address of this machine")
+    wanted = _NO_CONFIG_MEMORY_BYTES if workers is None else sum(worker.memory for worker in workers)
+    whose = "the demo's pools" if workers is None else "pools of the workers here"
     available = _available_bytes()
-    found = f"{available / 2**30:.1f} GiB free, pools may fill {wanted / 2**30:.1f} GiB"
+    found = f"{available / 2**30:.1f} GiB free, {whose} may fill {wanted / 2**30:.1f} GiB"
     if available < wanted:
         return Check("memory", "fail", found, "lower `memory` of the workers, or free memory")
     return Check("memory", "ok", found)
-
-
-def _pool_bytes(config: Config | None) -> int:
-    if config is None:
-        return _NO_CONFIG_MEMORY_BYTES
-    return sum(worker.memory for cluster in config.clusters.values() for worker in cluster.workers.values())
 
 
 def _available_bytes() -> int:
@@ -139,14 +162,9 @@ def _available_bytes() -> int:
         return available
 
 
-def check_memfd(config: Config | None) -> Check:
+def check_memfd(workers: Sequence[WorkerConfig] | None) -> Check:
     """The KV pool is a memfd: it must be possible to make one of the largest size asked for."""
-    workers = (
-        [worker for cluster in config.clusters.values() for worker in cluster.workers.values()]
-        if config
-        else []
-    )
-    size = max((int(worker.memory) for worker in workers), default=2**30)
+    size = max((int(worker.memory) for worker in workers or ()), default=2**30)
     try:
         descriptor = os.memfd_create("prfaas-doctor")
         try:
@@ -205,7 +223,7 @@ def check_devices() -> Check:
     """Network interfaces UCX can use, RDMA devices first."""
     rdma = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
     interfaces = sorted(name for _, name in socket.if_nameindex())
-    found = f"RDMA: {', '.join(rdma) or 'none'}; interfaces: {', '.join(interfaces)}"
+    found = f"RDMA: {', '.join(rdma) or 'none'}; network: {', '.join(interfaces)}"
     chosen = os.environ.get("UCX_NET_DEVICES", "")
     unknown = [
         name for name in chosen.split(",") if name.partition(":")[0] not in {*interfaces, *rdma, "", "all"}
@@ -214,10 +232,18 @@ def check_devices() -> Check:
         return Check(
             "devices", "fail", f"{found}; UCX_NET_DEVICES={chosen}", f"no such device: {', '.join(unknown)}"
         )
-    return Check("devices", "ok", f"{found}; UCX_NET_DEVICES={chosen or 'chosen by the worker'}")
+    return Check("devices", "ok", f"{found}; UCX_NET_DEVICES={chosen or 'unset: each worker chooses'}")
 
 
 # ---------------------------------------------------------------- configuration
+
+
+def check_policy_name(policy: PolicyConfig) -> Check:
+    try:
+        check_policy(policy)
+    except ConfigError as error:
+        return Check("policy", "fail", str(error), "README.md, Write a policy")
+    return Check("policy", "ok", policy.name)
 
 
 def check_model(folder: Path) -> Check:
@@ -263,8 +289,8 @@ def check_port(name: str, host: str, port: int) -> Check:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
     except OSError as error:
-        if error.errno == 99:  # EADDRNOTAVAIL: another machine's
-            return Check(label, "ok", f"{found} is not on this machine")
+        if error.errno == errno.EADDRNOTAVAIL:
+            return Check(label, "ok", f"{found} is another machine's: not checked")
         mend = "stop what listens there (`ss -ltnp`), or choose another port; `prfaas up` takes port 0"
         return Check(label, "fail", f"{found}: {error.strerror or error}", mend)
     return Check(label, "ok", f"{found} is free")
@@ -275,8 +301,15 @@ def _all_passed(checks: list[Check]) -> bool:
 
 
 def _print_table(checks: list[Check]) -> None:
-    table = Table("check", "", "found", "how to mend it", title="prfaas doctor", title_justify="left")
+    """One line per check; what to do stands below those that need it."""
+    table = Table.grid(padding=(0, 2, 0, 0))
     for check in checks:
         style = _STYLES[check.status]
-        table.add_row(check.name, f"[{style}]{check.status}[/]", check.found, check.mend)
-    Console(highlight=False).print(table)
+        found = Text(check.found)
+        if check.mend:
+            found.append(f"\n→ {check.mend}", style=style)
+        table.add_row(Text(check.status, style=f"bold {style}"), check.name, found)
+    console = Console(highlight=False)
+    console.print(table)
+    failed = sum(check.status == "fail" for check in checks)
+    console.print(f"{failed} of {len(checks)} checks failed" if failed else "ready", style="bold")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -23,36 +24,41 @@ def resolve(config: Config) -> Config:
     """`config` with a free port for every port 0 and a service token where there is none.
 
     Raises:
-        ConfigError: a host is not an address of this machine.
+        ConfigError: a host is not an address of this machine, or a port is taken.
     """
     with ExitStack() as held:  # all sockets stay open until the last port is chosen, so that none comes twice
         clusters = {
             cluster_name: msgspec.structs.replace(
-                cluster, workers={name: _with_port(worker, held) for name, worker in cluster.workers.items()}
+                cluster,
+                workers={
+                    name: _with_port(worker, f"clusters.{cluster_name}.workers.{name}", held)
+                    for name, worker in cluster.workers.items()
+                },
             )
             for cluster_name, cluster in config.clusters.items()
         }
-        gateway = _with_port(config.gateway, held)
+        gateway = _with_port(config.gateway, "gateway", held)
     token = config.auth.service_token or secrets.token_urlsafe(24)
     auth = msgspec.structs.replace(config.auth, service_token=token)
     return msgspec.structs.replace(config, clusters=clusters, gateway=gateway, auth=auth)
 
 
-def _with_port(endpoint: Endpoint, held: ExitStack) -> Endpoint:
-    if endpoint.port:
-        return endpoint
-    return msgspec.structs.replace(endpoint, port=_free_port(endpoint.host, held))
-
-
-def _free_port(host: str, held: ExitStack) -> int:
+def _with_port(endpoint: Endpoint, path: str, held: ExitStack) -> Endpoint:
+    host, port = endpoint.host, endpoint.port
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = held.enter_context(socket.socket(family, kind, protocol))
+        if port:  # as the service will: a port that only lingers after its last owner counts as free
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:
-        raise ConfigError(f"cannot listen on host {host}: {error.strerror or error}") from error
-    port: int = sock.getsockname()[1]
-    return port
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"`{path}.port`: {host}:{port} is taken; stop what listens there (`ss -ltnp`), "
+                f"choose another port, or 0 for any that is free"
+            ) from error
+        raise ConfigError(f"`{path}.host`: cannot listen on {host}: {error.strerror or error}") from error
+    return msgspec.structs.replace(endpoint, port=sock.getsockname()[1])
 
 
 def make_run_dir(state_dir: str | os.PathLike[str]) -> Path:

@@ -145,7 +145,7 @@ class Supervisor:
             logger.warning(
                 "event=died service=%s status=%r log=%s", service.name, status, service.spec.log_path
             )
-            self._report(FleetEvent(service.name, "died", status))
+            self._report(FleetEvent(service.name, "died", f"{status}; see {service.spec.log_path.name}"))
             if not self._restart:
                 assert self._died is not None
                 if not self._died.done():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -29,9 +30,10 @@ async def _up(config: Config, flags: Sequence[str]) -> int:
     supervisor = Supervisor(
         workers, gateway, config.timeouts, restart=True, report=lambda event: show_event(console, event)
     )
-    console.print(f"logs and resolved configuration: {run_dir}")
+    console.print(f"logs and resolved configuration: {run_dir}", soft_wrap=True)
     async with supervisor:
-        serving = asyncio.create_task(_serve(supervisor, console))
+        model = config.model.name or Path(config.model.path).name
+        serving = asyncio.create_task(_serve(supervisor, model, console))
         stop_on_signals(serving, supervisor)
         try:
             await serving
@@ -43,9 +45,13 @@ async def _up(config: Config, flags: Sequence[str]) -> int:
     return 0
 
 
-async def _serve(supervisor: Supervisor, console: Console) -> None:
-    await supervisor.start()
-    console.print(f"[bold green]serving[/] at {supervisor.gateway.spec.url}/v1   (Ctrl-C drains and stops)")
+async def _serve(supervisor: Supervisor, model: str, console: Console) -> None:
+    with console.status("loading the model, then measuring engines and links (about half a minute)"):
+        await supervisor.start()
+    url = supervisor.gateway.spec.url
+    console.print(f"[bold green]   serving[/]  {model:<12} {url}/v1", soft_wrap=True)
+    console.print(f"every placement and why: {url}/debug/decisions", soft_wrap=True)
+    console.print("Ctrl-C lets running requests finish, then stops everything")
     await supervisor.wait_for_failure()
 
 

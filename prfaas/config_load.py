@@ -38,7 +38,8 @@ def load(path: str | os.PathLike[str], environment: Mapping[str, str] | None = N
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read configuration {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read configuration {path}: {reason}") from error
     return loads(text, environment, source=str(path))
 
 
@@ -47,7 +48,7 @@ def loads(text: str, environment: Mapping[str, str] | None = None, source: str =
     try:
         tree = yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{source} is not valid YAML: {_yaml_problem(error)}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{source} must be a mapping with `model` and `clusters` at the top")
     apply_environment(tree, os.environ if environment is None else environment)
@@ -55,6 +56,14 @@ def loads(text: str, environment: Mapping[str, str] | None = None, source: str =
     config = expand_counts(config)
     check(config)
     return config
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """`line 3, column 7: mapping values are not allowed here`."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return " ".join(str(error).split())
 
 
 def dump(config: Config) -> str:
@@ -95,7 +104,8 @@ def _leaf(kind: Any, value: Any, path: str) -> Any:
         return msgspec.convert(value, kind, dec_hook=_quantity)
     except (msgspec.ValidationError, ValueError) as error:
         reason = str(error).replace(" - at `$", f" - at `{path}")
-        shown = "" if path.startswith("auth.") else f" ({value!r})"
+        is_said = path.startswith("auth.") or f"`{value}`" in reason  # tokens are secret
+        shown = "" if is_said else f" ({value!r})"
         raise ConfigError(f"`{path}`: {reason}{shown}") from error
 
 

@@ -9,20 +9,26 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from launcher.demo.records import Record
+from launcher.demo.records import PLACES, Record, cost_by_place
 
 KIND_STYLES = {"reuse": "green", "local": "yellow", "pool": "cyan", "remote": "magenta"}
 _REFRESH_PER_S = 4
-_OTHER_LINES = 8
-"""Terminal lines that the table's frame and what stands above it take."""
+_OTHER_LINES = 5
+"""Terminal lines that the table's title and heading take, and one or two that keep it from scrolling."""
+_COST_FORM = "{:>6} {:>6} {:>6}"
+_TTFT_FORM = "{:>5} {:>6}"
+_TERMS_WIDTH = 22
+_TERMS_FROM_COLUMNS = 112
+"""In terminals narrower than this the answers need that room."""
 
 
 class LiveTable:
     """Shows records; a context manager. `update` may be called as often as one likes."""
 
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(self, console: Console, total: int) -> None:
+        """`total`: requests that will be sent."""
         self._console = console
-        self._title = title
+        self._total = total
         self._records: Sequence[Record] = ()
         self._printed: set[int] = set()
         self._live = (
@@ -52,7 +58,11 @@ class LiveTable:
 
     def _table(self) -> Table:
         rows = max(5, self._console.size.height - _OTHER_LINES)
-        return records_table(list(self._records)[-rows:], self._title)
+        ended = sum(record.state in ("done", "error") for record in self._records)
+        running = len(self._records) - ended
+        title = f"{ended} of {self._total} requests answered, {running} running"
+        wide = self._console.size.width >= _TERMS_FROM_COLUMNS
+        return records_table(self._records[-rows:], title, terms=wide)
 
 
 def is_complete(record: Record) -> bool:
@@ -62,48 +72,72 @@ def is_complete(record: Record) -> bool:
     return record.state == "done" and record.decision is not None and record.decision.total_s is not None
 
 
-def records_table(records: Sequence[Record], title: str) -> Table:
-    """One row per request."""
+def records_table(records: Sequence[Record], title: str, *, terms: bool = True) -> Table:
+    """One row per request; `terms=False` leaves out the main terms of the cost, for narrow terminals."""
     table = Table(
-        title=title, title_justify="left", expand=True, pad_edge=False, box=None, header_style="bold"
+        title=title,
+        title_justify="left",
+        expand=True,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        box=None,
+        header_style="bold",
     )
-    table.add_column("#", justify="right", width=3)
-    table.add_column("work", width=9, no_wrap=True)
-    table.add_column("placed", width=6, no_wrap=True)
-    table.add_column("cost in seconds, cheapest first", ratio=5, no_wrap=True, overflow="ellipsis")
-    table.add_column("tokens", justify="right", width=6)
-    table.add_column("KV MB", justify="right", width=5)
-    table.add_column("TTFT said", justify="right", width=9)
-    table.add_column("was", justify="right", width=6)
-    table.add_column("answer", ratio=3, no_wrap=True, overflow="ellipsis")
+    table.add_column("\n#", justify="right", min_width=2)
+    table.add_column("\nrequest", min_width=9, no_wrap=True)
+    table.add_column("\nplaced", min_width=6, no_wrap=True)
+    table.add_column(f"cost in seconds\n{_COST_FORM.format(*PLACES)}", no_wrap=True)
+    if terms:
+        table.add_column("of which,\nmostly", width=_TERMS_WIDTH, no_wrap=True, overflow="ellipsis")
+    table.add_column("uncached\ntokens", justify="right")
+    table.add_column("KV MB\nmoved", justify="right")
+    table.add_column(f"TTFT, s\n{_TTFT_FORM.format('pred.', 'actual')}", no_wrap=True)
+    table.add_column("\nanswer", ratio=1, no_wrap=True, overflow="ellipsis")
     for record in records:
-        table.add_row(*_cells(record))
+        table.add_row(*_cells(record, terms))
     return table
 
 
-def _cells(record: Record) -> list[Text | str]:
+def _cells(record: Record, terms: bool) -> list[Text | str]:
     answer = Text(record.error, style="red") if record.error else Text(_one_line(record.text))
     return [
         str(record.number),
         record.work,
         Text(record.kind or "…", style=KIND_STYLES.get(record.kind, "dim")),
-        Text(record.why, style="dim"),
+        _costs(record),
+        *([Text(record.main_terms, style="dim")] if terms else []),
         _number(record.uncached_tokens, "d"),
         _number(record.kv_bytes / 1e6 if record.kv_bytes else None, ".1f"),
-        _number(record.predicted_ttft_s, ".2f"),
-        _number(record.actual_ttft_s or record.ttft_s, ".2f"),
+        _TTFT_FORM.format(*_both_ttfts(record)),
         answer,
     ]
 
 
+def _costs(record: Record) -> Text:
+    """What each place would cost; the one that was chosen stands out."""
+    if record.decision is None:
+        return Text()
+    costs = cost_by_place(record.candidates)
+    figures = (_number(costs.get(place), ".2f") for place in PLACES)
+    text = Text(_COST_FORM.format(*figures), style="dim")
+    width = len(text) // len(PLACES)
+    chosen = PLACES.index("local" if record.kind == "reuse" else record.kind)
+    text.stylize(f"not dim bold {KIND_STYLES[record.kind]}", chosen * width, (chosen + 1) * width)
+    return text
+
+
+def _both_ttfts(record: Record) -> tuple[str, str]:
+    return _number(record.predicted_ttft_s, ".2f"), _number(record.actual_ttft_s or record.ttft_s, ".2f")
+
+
 def plain_line(record: Record) -> str:
     """A record as one line of a log."""
-    said, was = _number(record.predicted_ttft_s, ".2f"), _number(record.actual_ttft_s or record.ttft_s, ".2f")
+    predicted, actual = _both_ttfts(record)
     ending = f"ERROR {record.error}" if record.error else repr(_one_line(record.text)[:60])
     return (
         f"#{record.number:<3} {record.work:<9} {record.kind or '-':<6} "
         f"uncached={_number(record.uncached_tokens, 'd')} kv_mb={record.kv_bytes / 1e6:.1f} "
-        f"ttft_said={said} ttft_was={was}  [{record.why}]  {ending}"
+        f"ttft_predicted={predicted} ttft_actual={actual}  [{record.why}]  {ending}"
     )
 
 

@@ -9,9 +9,12 @@ from typing import Any
 from router.decision_log import DecisionRecord
 
 KINDS = ("reuse", "local", "pool", "remote")
-_TERMS = (("start_s", "wait"), ("prefill_s", "fill"), ("transfer_s", "link"))
+PLACES = ("local", "pool", "remote")
+"""Where a prompt can be computed: `local` stands for `reuse` too, which differs in what is cached there."""
 _WHY_CANDIDATES = 3
-_WORTH_SHOWING_S = 0.005
+_MOST_TERMS = 2
+_WORTH_SHOWING = 0.1
+"""Share of a cost from which on a term is named."""
 
 
 @dataclass(slots=True)
@@ -76,22 +79,59 @@ class Record:
 
     @property
     def why(self) -> str:
-        """The best candidates with their largest terms, cheapest first."""
-        return explain(self.decision.decision["candidates"]) if self.decision else ""
+        """The best candidates, cheapest first, with the main terms of the best."""
+        return explain(self.candidates)
+
+    @property
+    def candidates(self) -> list[dict[str, Any]]:
+        """Logged candidates in order of cost, as rows of `Decision.as_record`."""
+        return list(self.decision.decision["candidates"]) if self.decision else []
+
+    @property
+    def main_terms(self) -> str:
+        """What the chosen candidate's cost mainly consists of."""
+        return main_terms(self.decision.decision["chosen"]) if self.decision else ""
 
 
 def explain(candidates: Sequence[dict[str, Any]]) -> str:
-    """`remote 1.9s (wait .2 fill 1.5 link .1) < pool 3.1s < local 4.0s`: costs in seconds, cheapest first.
+    """`remote 1.9s (prefill 1.5 wait .20) < pool 3.1s < local 4.0s`: costs in seconds, cheapest first.
 
     Args:
         candidates: rows of `Decision.as_record`, in order of cost.
     """
     shown = [f"{row['kind']} {row['cost_s']:.1f}s" for row in candidates[:_WHY_CANDIDATES]]
-    if shown:
-        best = candidates[0]
-        terms = [f"{word} {_short(best[name])}" for name, word in _TERMS if best[name] >= _WORTH_SHOWING_S]
-        shown[0] += f" ({' '.join(terms)})" if terms else ""
+    if shown and (terms := main_terms(candidates[0])):
+        shown[0] += f" ({terms})"
     return " < ".join(shown)
+
+
+def main_terms(row: dict[str, Any]) -> str:
+    """`prefill 5.4 others 1.9`: what a candidate's cost mainly consists of, in seconds, largest first.
+
+    `step` is all that follows the prefill and its transfer until the first token, `others` the delay that the
+    placement imposes on other requests.
+    """
+    until_ready_s = row["start_s"] + row["prefill_s"] + row["transfer_s"]
+    terms = {
+        "wait": row["start_s"],
+        "prefill": row["prefill_s"],
+        "link": row["transfer_s"],
+        "step": row["ttft_s"] - until_ready_s,
+        "others": row["cost_s"] - row["ttft_s"],
+    }
+    largest_first = sorted(terms.items(), key=lambda term: -term[1])
+    least_s = _WORTH_SHOWING * row["cost_s"]
+    named = [f"{word} {_short(seconds)}" for word, seconds in largest_first if seconds >= least_s > 0]
+    return " ".join(named[:_MOST_TERMS])
+
+
+def cost_by_place(candidates: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Least cost in seconds by place of `PLACES`; a place without a candidate is left out."""
+    costs: dict[str, float] = {}
+    for row in candidates:
+        place = "local" if row["kind"] == "reuse" else row["kind"]
+        costs[place] = min(row["cost_s"], costs.get(place, row["cost_s"]))
+    return costs
 
 
 def _short(seconds: float) -> str:

@@ -114,7 +114,7 @@ async def _run(
 ) -> tuple[list[Record], list[Greedy], Parity]:
     """Serve the workload, stop the fleet to free its cores, replay on one engine."""
     async with supervisor:
-        with console.status("starting and calibrating the fleet"):
+        with console.status("loading the model, then measuring engines and link (about half a minute)"):
             await supervisor.start()
         records, answers = await _serve(supervisor, config, workload, console)
     with console.status("starting the reference engine") as status:
@@ -126,9 +126,7 @@ async def _serve(
     supervisor: Supervisor, config: Config, workload: Workload, console: Console
 ) -> tuple[list[Record], list[Greedy]]:
     model = config.model.name or Path(config.model.path).name
-    link = config.links[LINK_NAME]
-    title = f"link {link.capacity * 8 / 1e6:.0f} Mbit/s, {1e3 * link.rtt:.0f} ms round trip"
-    with LiveTable(console, title) as table:
+    with LiveTable(console, workload.requests) as table:
         client = DemoClient(supervisor.gateway.spec.url, model, lambda: table.update(client.records))
         try:
             await _unless_a_service_dies(supervisor, client.run(workload))
@@ -186,6 +184,7 @@ def _introduction(config: Config, workload: Workload, run_dir: Path) -> str:
     lines.append(
         f"  {LINK_NAME:<7} emulated, {link.capacity * 8 / 1e6:g} Mbit/s, {1e3 * link.rtt:g} ms round trip"
     )
+    lines.append("Each request goes where it costs least: seconds to first token + delay of others.")
     return "\n".join(lines)
 
 

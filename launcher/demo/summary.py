@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from launcher.demo.live import KIND_STYLES
 from launcher.demo.parity import Parity
 from launcher.demo.records import KINDS, Record
 
-_BAR_WIDTH = 16
+_BAR_WIDTH = 12
 IN_CLUSTER = "in_cluster"
 """Name under which bytes between workers of one cluster are counted; they cross no link."""
 
@@ -99,36 +99,46 @@ def _rounded(value: float | None) -> float | None:
 
 
 def print_summary(console: Console, records: Sequence[Record], figures: dict[str, Any]) -> None:
-    """The mix of placements, TTFT said and measured, and what went over the links."""
+    """The mix of placements, TTFT predicted and measured, and what went over the links."""
     console.print()
     console.print(_mix_table(records))
-    for name, count in figures["kv_bytes"].items():
-        console.print(f"KV over {name}: {count / 1e6:.1f} MB")
+    console.print()
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for label, value in _findings(figures):
+        grid.add_row(label, value)
+    console.print(grid)
+
+
+def _findings(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(label, value) of each line below the table; without those that have nothing to say."""
+    moved = [f"{count / 1e6:.1f} MB {_over(link)}" for link, count in figures["kv_bytes"].items()]
+    parity, skipped = figures["parity"], figures["skipped"]
     lines = {
-        "transfer time hidden behind prefill": _percent(figures["hidden_fraction"]),
-        "TTFT prediction off by (median)": _percent(figures["prediction_error_p50"]),
-        "requests placed at least cost": _percent(figures["argmin_share"]),
-        "prompt tokens from caches": _percent(figures["cached_share"]),
-        "skipped": ", ".join(f"{count} {reason}" for reason, count in figures["skipped"].items()),
+        "KV moved": ", ".join(moved),
+        "link time hidden": _percent(figures["hidden_fraction"], "behind prefill"),
+        "TTFT prediction": _percent(figures["prediction_error_p50"], "off (median)"),
+        "placed at least cost": _percent(figures["argmin_share"], "of requests"),
+        "found in caches": _percent(figures["cached_share"], "of prompt tokens"),
+        "failed": f"{figures['errors']} requests" if figures["errors"] else "",
+        "skipped": ", ".join(f"{count} {reason}" for reason, count in skipped.items()),
+        "compared to one engine": f"{parity['same']} answers the same, {parity['near_tie']} near ties, "
+        f"{parity['different']} different",
     }
-    for label, value in lines.items():
-        if value:
-            console.print(f"{label}: {value}")
-    parity = figures["parity"]
-    console.print(
-        f"answers against one engine: {parity['same']} same, {parity['near_tie']} near ties, "
-        f"{parity['different']} different"
-    )
+    yield from ((label, value) for label, value in lines.items() if value)
+
+
+def _over(link: str) -> str:
+    return "inside a cluster" if link == IN_CLUSTER else f"over link {link}"
 
 
 def _mix_table(records: Sequence[Record]) -> Table:
     table = Table(
-        title="placements (medians)", title_justify="left", box=None, header_style="bold", pad_edge=False
+        title="placements, with medians", title_justify="left", box=None, header_style="bold", pad_edge=False
     )
     table.add_column("placed", min_width=6)
     table.add_column("", min_width=_BAR_WIDTH)
-    table.add_column("n", justify="right")
-    for heading in ("uncached", "TTFT said", "was", "was p90"):
+    table.add_column("requests", justify="right")
+    for heading in ("uncached", "TTFT predicted", "actual", "actual p90"):
         table.add_column(heading, justify="right")
     most = max((sum(r.kind == kind for r in records) for kind in KINDS), default=0)
     for kind in KINDS:
@@ -153,5 +163,5 @@ def _cell(
     return "" if value is None else form.format(value)
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f} %"
+def _percent(value: float | None, of_what: str) -> str:
+    return "" if value is None else f"{100 * value:.0f} % {of_what}"

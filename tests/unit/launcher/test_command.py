@@ -95,6 +95,11 @@ def test_a_flag_of_the_wrong_form_is_named(flag: str, value: str) -> None:
     assert_one_sentence(prfaas("demo", flag, value), flag)
 
 
+@pytest.mark.parametrize(("flag", "value"), [("--model-dir", "absent"), ("--json", "absent/figures.json")])
+def test_the_demo_refuses_paths_that_it_could_not_use_later(flag: str, value: str, tmp_path: Path) -> None:
+    assert_one_sentence(prfaas("demo", flag, str(tmp_path / value)), flag, "absent")
+
+
 def test_every_flag_shows_its_environment_twin() -> None:
     for command in main.commands.values():
         for parameter in command.params:

@@ -176,7 +176,7 @@ def test_the_summary_says_what_moved_how_predictions_did_and_whether_answers_agr
     words = " ".join(stream.getvalue().split())
     for part in (
         "4.0 MB over link wan",
-        "95 % of",
+        "95 % behind prefill",
         "20 % off",
         "100 % of requests",
         "3 over context",
