@@ -50,6 +50,7 @@ class Calibration:
         await self._wait_for_workers()
         if self._config.gateway.calibrate:
             names = self._workers.ready()
+            logger.info("event=measuring workers=%s", ",".join(names))
             await asyncio.gather(*(self._time(name) for name in names))
             pairs = self._pairs()
             await asyncio.gather(*(self._warm(*pair) for pair in pairs))

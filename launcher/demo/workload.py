@@ -112,7 +112,7 @@ def document_workload(tokenizer_path: Path, requests: int, seed: int) -> Workloa
         _about_document(documents[i % len(documents)], size, turns, tokenizer, rng)
         for i, (size, turns) in enumerate(zip(sizes, counts, strict=True))
     ]
-    beginnings = questions // 3
+    beginnings = questions // 2
     asked = [(_question(text, rng),) for text in _spread(_QUESTIONS, questions - beginnings, rng)]
     asked += [(_question(text, rng, raw=True),) for text in _spread(_BEGINNINGS, beginnings, rng)]
     return Workload(tuple(_arrivals([*openings, *asked], rng)))
