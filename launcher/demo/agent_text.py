@@ -18,10 +18,10 @@ from tokenizers import Tokenizer
 from launcher.demo.workload import Conversation, Turn, Workload
 from prfaas.errors import ConfigError
 
-DEFAULT_REQUESTS = 24
+DEFAULT_REQUESTS = 15
 _PER_SESSION = 3
 _ANSWER_TOKENS = 16
-_NEW_TOKENS = 12_000
+_NEW_TOKENS = 5_000
 """Most prompt tokens beyond the common prefix with the prompt before, over the sample: a minute's work."""
 _MEAN_GAP_S = 6.0
 _WINDOW_BYTES = 2**31
