@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from prfaas.engine.model_config import LlamaConfig
-from prfaas.protocol.messages import PROTOCOL_VERSION, GenerateRequest, Sampling
-
-MAX_DEADLINE_S = 24 * 3600.0
+from prfaas.protocol.messages import MAX_DEADLINE_S, PROTOCOL_VERSION, GenerateRequest, Sampling
 
 
 def request_problem(request: GenerateRequest, model: LlamaConfig, longest_prompt_tokens: int) -> str:

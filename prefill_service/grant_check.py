@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from prfaas.engine.model_config import LlamaConfig
 from prfaas.kv.layout import CompatRecord, KVLayout
-from prfaas.protocol.messages import PROTOCOL_VERSION, Grant, Hello, Refused
-
-MAX_DEADLINE_S = 24 * 3600.0
+from prfaas.protocol.messages import MAX_DEADLINE_S, PROTOCOL_VERSION, Grant, Hello, Refused
 
 
 def hello_refusal(hello: Hello, ours: CompatRecord, name: str) -> Refused | None:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 from prfaas.config import ClusterConfig, Config, WorkerConfig
 from prfaas.errors import ConfigError
+from prfaas.protocol.messages import MAX_DEADLINE_S
 
 _MAX_PORT = 65535
-_MAX_TIMEOUT_S = 24 * 3600.0
-"""Workers refuse longer deadlines."""
 
 
 def check(config: Config) -> None:
@@ -148,7 +147,7 @@ def _check_policy_and_tokens(config: Config) -> None:
 def _check_timeouts(config: Config) -> None:
     timeouts = config.timeouts
     for field in timeouts.__struct_fields__:
-        if not 0 < getattr(timeouts, field) <= _MAX_TIMEOUT_S:
+        if not 0 < getattr(timeouts, field) <= MAX_DEADLINE_S:
             raise ConfigError(f"`timeouts.{field}` must be above 0 and at most 24 hours")
     for field in ("silence", "lease"):
         if getattr(timeouts, field) < 2 * timeouts.heartbeat:

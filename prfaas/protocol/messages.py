@@ -16,6 +16,8 @@ from prfaas.kv.layout import CompatRecord, KVLayout
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 4 * 2**20
 """Bound on one frame in either direction; a longer one ends the connection."""
+MAX_DEADLINE_S = 24 * 3600.0
+"""Bound on deadlines and leases in messages; a longer one is a mistake and refused."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
