@@ -15,6 +15,8 @@ import asyncio
 import base64
 import json
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,13 +26,15 @@ from prfaas.kv.shared_buffer import SharedBuffer, SharedLayerCounter
 from prfaas.protocol.messages import Hello
 from prfaas.transfer.agent import AgentOptions
 from prfaas.transfer.events import AttemptKey
-from prfaas.transfer.link import DirectLink
+from prfaas.transfer.link import EmulatedLink
 from prfaas.transfer.receiver import PageReceiver
 from prfaas.transfer.sender import PageSender
 
 GROUP = CacheGroup(kind="full", layers=(0, 1), kv_heads=4, head_dim=64)
 LAYOUT = KVLayout(groups=(GROUP,), page_size=32, dtype="float32", num_pages=512)
 """64 MiB: more than sockets buffer."""
+SEND_BYTES_PER_S = 20e6
+"""A send takes over three seconds: a parent that is late still stops it in the middle."""
 COMPAT = CompatRecord(1, "w", "t", "gqa", "HND", 32, "float32", (GROUP,))
 OPTIONS = AgentOptions(net_devices="lo")
 KEY = AttemptKey("request", 1)
@@ -62,7 +66,8 @@ def on_event(event: object) -> None:
     say(event=type(event).__name__)
 
 
-async def main() -> None:
+async def main(scratch: Path) -> None:
+    link = EmulatedLink(SEND_BYTES_PER_S, 0.0, scratch / "link")
     loop = asyncio.get_running_loop()
     pool = SharedBuffer(LAYOUT.pool_bytes)
     sender = PageSender(pool, LAYOUT, SharedLayerCounter(), loop, options=OPTIONS)
@@ -78,7 +83,7 @@ async def main() -> None:
         elif command["do"] == "open":
             pool.array[:] = FILL
             opening = msgspec.msgpack.decode(base64.b64decode(command["hello"]), type=Hello)
-            say(metadata=base64.b64encode(await sender.open(opening, DirectLink())).decode())
+            say(metadata=base64.b64encode(await sender.open(opening, link)).decode())
         elif command["do"] == "connect":
             receiver.connect(session, base64.b64decode(command["metadata"]))
             receiver.expect(session, KEY, 0, range(command["pages"]), on_event)
@@ -91,7 +96,9 @@ async def main() -> None:
             sender.end(KEY)
     await sender.stop()
     await receiver.stop()
+    link.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(main(Path(directory)))
