@@ -19,6 +19,7 @@ from prfaas.config_check import check_standalone
 from prfaas.config_load import load
 from prfaas.errors import ConfigError, PrfaasError
 from prfaas.units import Rate, Seconds
+from simulations.cli import simulate
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -289,6 +290,9 @@ def model(cache_dir: Path | None) -> None:
     from launcher.model import ensure_model
 
     click.echo(ensure_model(cache_dir, lambda step: click.echo(step, err=True)))
+
+
+main.add_command(simulate)
 
 
 def _load_standalone(path: Path) -> Config:

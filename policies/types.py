@@ -49,6 +49,8 @@ class RequestView:
     prompt_tokens: int
     max_tokens: int
     attempt: int = 1
+    session: str = ""
+    """Conversation that the request belongs to, where the client names one."""
 
 
 @dataclass(frozen=True, slots=True)

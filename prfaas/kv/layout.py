@@ -36,6 +36,9 @@ class KVLayout(msgspec.Struct, frozen=True):
     """Tokens per page."""
     dtype: str
     num_pages: int
+    state_bytes: int = 0
+    """Fixed-size state of one sequence beside its pages (linear attention, sliding windows): crosses whole,
+    with the last chunk. The native engine has none yet."""
 
     @property
     def group(self) -> CacheGroup:

@@ -28,6 +28,8 @@ class PlaceRequest(Input, frozen=True, kw_only=True, tag="place"):
     block_hashes: tuple[int, ...] = ()
     """Chained hashes of the prompt's full blocks (`prfaas.kv.hashing`), at the fleet's page size."""
     attempt: int = 1
+    session: str = ""
+    """Conversation, where the client names one; policies may pin it."""
     avoid: tuple[str, ...] = ()
     """Workers that failed this request before; used only where nothing else is feasible."""
     pair: tuple[str, str] | None = None

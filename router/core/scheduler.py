@@ -215,8 +215,9 @@ class Scheduler:
             config=self.config,
         )
         seen = RequestView(
-            request.request_id, request.arrival_s, request.prompt_tokens, request.max_tokens, request.attempt
-        )
+            request.request_id, request.arrival_s, request.prompt_tokens, request.max_tokens,
+            request.attempt, request.session,
+        )  # fmt: skip
         candidates = priced.candidates
         if request.pair is None:
             chosen, policy = choose(seen, candidates, self.view(), self._rng)

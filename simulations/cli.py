@@ -1,0 +1,40 @@
+"""`prfaas simulate …`: one module per command, imported when it is called."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+COMMANDS = {
+    "paper": "reproduce the PrfaaS case study",
+    "replay": "replay one trace on one fleet under one policy",
+    "compare": "the same trace under several policies",
+    "capacity": "highest rate that meets the service levels; cheapest fleet",
+    "calibrate": "turn a live decision log into a profile",
+    "validate": "predict measured GPU points",
+}
+"""`simulations.commands.<name>` holds the click command called `command`; it appears here once it exists."""
+
+
+class LazyGroup(click.Group):
+    """Commands whose modules are imported when they are needed: `--help` stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"simulations.commands.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup)
+def simulate() -> None:
+    """Replay traces on a described fleet: the live scheduler and policies on a virtual clock."""

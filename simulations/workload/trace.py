@@ -1,0 +1,86 @@
+"""A request trace as columns: what arrives when, how long it is, which prompts share a prefix.
+
+Columns instead of objects, so that a million requests are a few tens of megabytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of arrival; row i of every column is request i.
+
+    Block ids are chained: equal ids at the same depth mean equal prompts up to there. A trace without prefix
+    identity has no blocks at all, and then nothing of it is ever found in a cache.
+    """
+
+    name: str
+    arrival_s: Floats
+    """From the trace's begin, not decreasing. In a causal replay the floor of a first turn's arrival only."""
+    prompt_tokens: Ints
+    """At least 2: decode computes the last one."""
+    output_tokens: Ints
+    """True answer length (at least 1); hidden from every policy."""
+    block_tokens: int = 512
+    """Tokens per block id; the last block of a prompt may be partial and is never cached."""
+    blocks: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Block ids of all requests, one after the other."""
+    block_offsets: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    """Request i has `blocks[block_offsets[i]:block_offsets[i + 1]]`; shape [requests + 1] (or [1]: none)."""
+    session: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Conversation of each request, or empty: every request stands alone. Turns of one are in trace order."""
+    think_s: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
+    """Time between the end of the former turn's answer and this request; used by causal replay."""
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def duration_s(self) -> float:
+        """From the first to the last arrival."""
+        return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
+
+    @property
+    def rate_per_s(self) -> float:
+        """Mean arrival rate."""
+        return (len(self) - 1) / self.duration_s if self.duration_s > 0 else float("inf")
+
+    def block_hashes(self, index: int) -> tuple[int, ...]:
+        """Ids of the full blocks of request `index`: of its prompt without the last token, as the router hashes it."""
+        if len(self.block_offsets) <= 1:
+            return ()
+        begin = int(self.block_offsets[index])
+        full = (int(self.prompt_tokens[index]) - 1) // self.block_tokens
+        end = min(begin + full, int(self.block_offsets[index + 1]))
+        return tuple(self.blocks[begin:end].tolist())
+
+    def at_rate(self, scale: float) -> Trace:
+        """The same requests arriving `scale` times as fast (think times are people's and stay)."""
+        return replace(self, arrival_s=self.arrival_s / scale)
+
+    def part(self, begin: int, end: int) -> Trace:
+        """Requests begin … end-1, starting at time 0."""
+        arrival_s = self.arrival_s[begin:end]
+        offsets, blocks = self.block_offsets, self.blocks
+        if len(offsets) > 1:
+            offsets = offsets[begin : end + 1]
+            blocks = blocks[offsets[0] : offsets[-1]]
+            offsets = offsets - offsets[0]
+        return replace(
+            self,
+            arrival_s=arrival_s - (arrival_s[0] if len(arrival_s) else 0.0),
+            prompt_tokens=self.prompt_tokens[begin:end],
+            output_tokens=self.output_tokens[begin:end],
+            blocks=blocks,
+            block_offsets=offsets,
+            session=self.session[begin:end],
+            think_s=self.think_s[begin:end],
+        )
