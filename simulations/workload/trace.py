@@ -54,7 +54,7 @@ class Trace:
         return (len(self) - 1) / self.duration_s if self.duration_s > 0 else float("inf")
 
     def block_hashes(self, index: int) -> tuple[int, ...]:
-        """Ids of the full blocks of request `index`: of its prompt without the last token, as the router hashes it."""
+        """Ids of the full blocks of the prompt without its last token, as the router hashes it."""
         if len(self.block_offsets) <= 1:
             return ()
         begin = int(self.block_offsets[index])
