@@ -1,5 +1,7 @@
 # make demo        two clusters on this machine serve real text   (LINK=20Mbit RTT=40ms DATA=file.tar.zst REQUESTS=12 SEED=1)
 # make test        lint, types, import rules and every test
+# make fidelity    how well the simulator predicts the demo       (JOURNAL=file of an earlier run, REQUESTS=64 SEED=1)
+# make paced       a live fleet of 16 paced workers, simulated too (DATA=trace SCALE=8 REQUESTS=300 RATE=10 POLICY=…)
 # make install     only the environment, in .venv
 
 PYTHON ?= python3
@@ -16,7 +18,7 @@ flags = $(if $(LINK),--link '$(LINK)') $(if $(RTT),--rtt '$(RTT)') $(if $(DATA),
         $(if $(REQUESTS),--requests '$(REQUESTS)') $(if $(SEED),--seed '$(SEED)') $(if $(JSON),--json '$(JSON)')
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format clean
+.PHONY: help install demo fidelity paced test browser lint format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,8 +29,26 @@ install: $(RUN_STAMP)
 demo: $(RUN_STAMP)
 	@$(BIN)/prfaas demo $(flags)
 
-test: lint
+fidelity: $(TEST_STAMP)
+	@$(BIN)/python -m benchmarks.fidelity $(if $(JOURNAL),--journal '$(JOURNAL)') \
+	  $(if $(REQUESTS),--requests '$(REQUESTS)') $(if $(SEED),--seed '$(SEED)') $(if $(JSON),--json '$(JSON)')
+
+paced: $(TEST_STAMP)
+	@$(BIN)/python -m benchmarks.paced $(if $(DATA),--trace '$(DATA)') $(if $(FLEET),--fleet '$(FLEET)') \
+	  $(if $(SCALE),--time-scale '$(SCALE)') $(if $(RATE),--rate '$(RATE)') $(if $(POLICY),--policy '$(POLICY)') \
+	  $(if $(REQUESTS),--requests '$(REQUESTS)') $(if $(SEED),--seed '$(SEED)') $(if $(JSON),--json '$(JSON)')
+
+test: lint browser
 	$(BIN)/pytest
+
+# One test looks at a report in a real browser; it is skipped, with the reason, where none can be had.
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+	  echo "installing chromium, for the test that looks at a report"; export DEBIAN_FRONTEND=noninteractive; \
+	  { apt-get update -qq; apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 && exit 0; \
+	fi; \
+	echo "no chromium here: the test that looks at a report is skipped (Debian: apt-get install chromium)"
 
 lint: $(TEST_STAMP)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -44,8 +45,27 @@ def least(
         tied = rows[tied]
     if len(tied) == 1:
         return int(tied[0])
-    loads = [
-        (view.queued_tokens[candidates.site[index]], view.running[candidates.decode[index]]) for index in tied
-    ]
-    idlest = [index for index, load in zip(tied, loads, strict=True) if load == min(loads)]
-    return int(idlest[0] if len(idlest) == 1 else idlest[rng.integers(len(idlest))])
+    return pick(
+        tied, rng, gather(view.queued_tokens, candidates.site), gather(view.running, candidates.decode)
+    )
+
+
+def pick(rows: Ints, rng: np.random.Generator, *keys: Floats) -> int:
+    """The one of `rows` with the least first key, of equal ones the least second key and so on; equal in
+    all, by chance. Keys have one value per candidate, not per row."""
+    for key in keys:
+        among = key[rows]
+        rows = rows[among == among.min()]
+        if len(rows) == 1:
+            return int(rows[0])
+    return int(rows[0] if len(rows) == 1 else rows[rng.integers(len(rows))])
+
+
+def gather(values: Mapping[str, float], names: Sequence[str]) -> Floats:
+    """`values` of each name, shape [len(names)]; read only. Live views answer from their table at once, and
+    quickest for the same tuple of names again; plain mappings are asked one by one."""
+    take = getattr(values, "take", None)
+    if take is not None and isinstance(names, tuple):
+        column: Floats = take(names)
+        return column
+    return np.array([values[name] for name in names], dtype=np.float64)

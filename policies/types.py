@@ -103,17 +103,47 @@ TERM_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """Slow-moving facts a policy may use beside the candidates."""
+    """Slow-moving facts a policy may use beside the candidates: by worker name, or by direction of a link,
+    `source->target` (clusters).
+
+    Everything here is live: a view, and its mappings, answer what holds when they are asked, so keep none for
+    later. `policies.base.gather` reads a whole column at once. Times are absolute, on the scale of `now_s`.
+    """
 
     now_s: float
     workers: tuple[str, ...]
     queued_tokens: Mapping[str, int]
-    """Prefill tokens booked and not computed, by worker."""
+    """Prefill tokens booked and not computed."""
     running: Mapping[str, int]
+    """Sequences decoding."""
     link_bytes_per_s: Mapping[str, float]
-    """Estimated rate by direction, `source->target` (clusters)."""
+    """Estimated rate."""
     link_utilisation: Mapping[str, float]
-    """Booked seconds per second lately, by direction."""
+    """Booked seconds per second lately."""
+    number: Mapping[str, int] = field(default_factory=dict)
+    """Another one for each worker: arrays of numbers are compared quicker than tuples of names."""
+    cluster: Mapping[str, str] = field(default_factory=dict)
+    role: Mapping[str, str] = field(default_factory=dict)
+    """`prefill` or `decode`."""
+    ready: Mapping[str, bool] = field(default_factory=dict)
+    """Whether it takes new requests; one that drains does not."""
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    """Requests that are not decoding yet: prefills queued here, and prompts whose KV is still to come."""
+    free_pages: Mapping[str, int] = field(default_factory=dict)
+    """Free and evictable ones, less what is booked."""
+    total_pages: Mapping[str, int] = field(default_factory=dict)
+    page_tokens: Mapping[str, int] = field(default_factory=dict)
+    running_context_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of the sequences decoding."""
+    max_running: Mapping[str, int] = field(default_factory=dict)
+    decode_base_s: Mapping[str, float] = field(default_factory=dict)
+    """A decode step takes base + sequences · sequence + their tokens · context, as measured lately."""
+    decode_sequence_s: Mapping[str, float] = field(default_factory=dict)
+    decode_context_s: Mapping[str, float] = field(default_factory=dict)
+    prefill_ends_s: Mapping[str, float] = field(default_factory=dict)
+    """When the prefill work queued here ends; in the past where there is none."""
+    link_drains_s: Mapping[str, float] = field(default_factory=dict)
+    """When the bytes booked on the link are over, at its estimated rate; in the past where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +164,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A slow-timescale order from `Policy.control`, e.g. ("set_threshold", {"tokens": 19400}).
+    """A slow-timescale order from `Policy.control`.
 
-    The gateway carries none out yet.
+    `("set_role", {"worker": name, "role": "prefill" or "decode"})` drains a worker and gives it that role.
+
+    The simulator carries it out; the gateway carries none out yet.
     """
 
     name: str

@@ -28,10 +28,27 @@ class ModelConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Name that clients use; empty = the folder's name."""
 
 
+class PacedConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Step times of a paced engine: the coefficients of `prfaas.engine.interface.StepProfile`."""
+
+    prefill_base: Seconds = Seconds(0)
+    prefill_token: Seconds = Seconds(0)
+    prefill_context: Seconds = Seconds(0)
+    decode_base: Seconds = Seconds(0)
+    decode_sequence: Seconds = Seconds(0)
+    decode_context: Seconds = Seconds(0)
+    time_scale: float = 1.0
+    """Seconds that a second of the profile takes; above 1 a slow machine can carry a fast fleet."""
+
+
 class WorkerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine instance."""
 
     role: Literal["prefill", "decode"]
+    engine: Literal["native", "paced"] = "native"
+    """`native` computes; `paced` keeps the protocol and moves true bytes, but sleeps for its compute."""
+    paced: PacedConfig = PacedConfig()
+    """How long a paced engine's steps take."""
     count: int = 1
     """How many workers like this one; the loader writes them out as `name-0`, `name-1`, …"""
     host: str = "127.0.0.1"
@@ -105,6 +122,9 @@ class GatewayConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: int = 0
     calibrate: bool = True
     """Measure every worker's step times at start, all of them at once, and warm up every pair."""
+    warm_up: bool = True
+    """… with a few real requests, too. Without them nothing is learned before the first client: for fleets
+    whose step times are known exactly (paced engines), where prompts as short as these would mislead."""
 
 
 class TimeoutsConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

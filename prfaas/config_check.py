@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from prfaas.config import ClusterConfig, Config, WorkerConfig
+from prfaas.config import Config, LinkConfig, PacedConfig, WorkerConfig
 from prfaas.errors import ConfigError
 from prfaas.protocol.messages import MAX_DEADLINE_S
 
@@ -23,7 +23,7 @@ def check(config: Config) -> None:
     for path, worker in _workers(config):
         _check_worker(path, worker)
     _check_alike(config)
-    _check_links(config)
+    check_links({name: cluster.kind for name, cluster in config.clusters.items()}, config.links)
     _check_gateway(config)
     _check_policy_and_tokens(config)
     _check_timeouts(config)
@@ -50,7 +50,7 @@ def _check_clusters(config: Config) -> None:
         raise ConfigError("`clusters` has no cluster of kind pd; the gateway and decode workers need one")
     owner: dict[str, str] = {}
     for name, cluster in config.clusters.items():
-        _check_roles(name, cluster)
+        check_roles(name, cluster.kind, {worker: spec.role for worker, spec in cluster.workers.items()})
         for worker in cluster.workers:
             if worker in owner:
                 raise ConfigError(
@@ -59,17 +59,21 @@ def _check_clusters(config: Config) -> None:
             owner[worker] = name
 
 
-def _check_roles(name: str, cluster: ClusterConfig) -> None:
-    roles = {worker_name: worker.role for worker_name, worker in cluster.workers.items()}
+def check_roles(name: str, kind: str, roles: Mapping[str, str]) -> None:
+    """Refuse a cluster of `kind` whose workers' roles (by worker) do not fit it.
+
+    Raises:
+        ConfigError: naming the worker.
+    """
     if not roles:
         raise ConfigError(f"`clusters.{name}.workers` is empty")
     decoding = [worker_name for worker_name, role in roles.items() if role == "decode"]
-    if cluster.kind == "prefill" and decoding:
+    if kind == "prefill" and decoding:
         raise ConfigError(
             f"`clusters.{name}.workers.{decoding[0]}.role` is decode, but cluster {name} is of kind prefill; "
             f"decode workers belong into a pd cluster"
         )
-    if cluster.kind == "pd" and not decoding:
+    if kind == "pd" and not decoding:
         raise ConfigError(f"`clusters.{name}` is of kind pd and has no decode worker")
 
 
@@ -82,6 +86,21 @@ def _check_worker(path: str, worker: WorkerConfig) -> None:
         raise ConfigError(f"`{path}.cpu_share` must be above 0 and at most 1, got {worker.cpu_share}")
     if any(cpu < 0 for cpu in worker.cpus) or len(set(worker.cpus)) != len(worker.cpus):
         raise ConfigError(f"`{path}.cpus` must be distinct core numbers, got {worker.cpus}")
+    if worker.engine == "paced":
+        _check_paced(f"{path}.paced", worker.paced)
+
+
+def _check_paced(path: str, paced: PacedConfig) -> None:
+    for field in paced.__struct_fields__:
+        if not 0 <= getattr(paced, field) < math.inf:
+            raise ConfigError(f"`{path}.{field}` must be 0 or more, and finite")
+    if not paced.time_scale:
+        raise ConfigError(f"`{path}.time_scale` must be above 0")
+    if not (paced.prefill_base or paced.prefill_token) or not (paced.decode_base or paced.decode_sequence):
+        raise ConfigError(
+            f"`{path}` gives no step times; set prefill_base or prefill_token, and decode_base or "
+            f"decode_sequence, in seconds"
+        )
 
 
 def _check_alike(config: Config) -> None:
@@ -97,13 +116,21 @@ def _check_alike(config: Config) -> None:
                 )
 
 
-def _check_links(config: Config) -> None:
+def check_links(kinds: Mapping[str, str], links: Mapping[str, LinkConfig]) -> None:
+    """Refuse links that join no two clusters, or no link between a pd and a prefill cluster.
+
+    Args:
+        kinds: kind by cluster.
+
+    Raises:
+        ConfigError: naming the link and its field.
+    """
     taken: dict[frozenset[str], str] = {}
-    for name, link in config.links.items():
+    for name, link in links.items():
         pair = frozenset(link.between)
         for cluster in link.between:
-            if cluster not in config.clusters:
-                known = ", ".join(config.clusters)
+            if cluster not in kinds:
+                known = ", ".join(kinds)
                 raise ConfigError(
                     f"`links.{name}.between` names {cluster}, which is no cluster (known: {known})"
                 )
@@ -116,8 +143,8 @@ def _check_links(config: Config) -> None:
         if not 0 <= link.rtt < math.inf:
             raise ConfigError(f"`links.{name}.rtt` must be 0 or more, and finite")
         taken[pair] = name
-    for pd in (name for name, cluster in config.clusters.items() if cluster.kind == "pd"):
-        for other in (name for name, cluster in config.clusters.items() if cluster.kind == "prefill"):
+    for pd in (name for name, kind in kinds.items() if kind == "pd"):
+        for other in (name for name, kind in kinds.items() if kind == "prefill"):
             if frozenset((pd, other)) not in taken:
                 raise ConfigError(f"no link joins clusters {pd} and {other}; add one under `links`")
 

@@ -35,27 +35,45 @@ def load(path: str | os.PathLike[str], environment: Mapping[str, str] | None = N
     Raises:
         ConfigError: unreadable, misspelt, of a wrong type, or contradictory.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot read configuration {path}: {reason}") from error
-    return loads(text, environment, source=str(path))
+    return loads(read_text(path), environment, source=str(path))
 
 
 def loads(text: str, environment: Mapping[str, str] | None = None, source: str = "configuration") -> Config:
     """Like `load`, from a string; `source` names it in errors."""
+    tree = parse_mapping(text, source, "`model` and `clusters`")
+    apply_environment(tree, os.environ if environment is None else environment)
+    config: Config = convert(Config, tree)
+    config = expand_counts(config)
+    check(config)
+    return config
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Contents of a file of configuration.
+
+    Raises:
+        ConfigError: it cannot be read, or is no UTF-8 text.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read configuration {path}: {reason}") from error
+
+
+def parse_mapping(text: str, source: str, top: str) -> dict[Any, Any]:
+    """The YAML mapping in `text`, in which no key is given twice; `top` says what an error asks for.
+
+    Raises:
+        ConfigError: no valid YAML, or no mapping; names `source`, line and column.
+    """
     try:
         tree = yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not valid YAML: {_yaml_problem(error)}") from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"{source} must be a mapping with `model` and `clusters` at the top")
-    apply_environment(tree, os.environ if environment is None else environment)
-    config: Config = _build(Config, tree, "")
-    config = expand_counts(config)
-    check(config)
-    return config
+        raise ConfigError(f"{source} must be a mapping with {top} at the top")
+    return tree
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
@@ -66,15 +84,20 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     return " ".join(str(error).split())
 
 
-def dump(config: Config) -> str:
-    """YAML text that `loads` turns into an equal configuration."""
+def dump(config: Section) -> str:
+    """YAML text of a whole configuration, which `loads` turns into an equal one, or of any other section."""
     return yaml.safe_dump(msgspec.to_builtins(config, enc_hook=_plain), sort_keys=False)
 
 
 # ---------------------------------------------------------------- strict conversion
 
 
-def _build(kind: Any, value: Any, path: str) -> Any:
+def convert(kind: Any, value: Any, path: str = "") -> Any:
+    """`value`, a raw YAML tree, as `kind`: a `Section`, a dictionary of them, or a leaf's type.
+
+    Raises:
+        ConfigError: misspelt, missing or of a wrong type; names the field by its path below `path`.
+    """
     if isinstance(kind, type) and issubclass(kind, Section):
         return _build_section(kind, value, path)
     named = _named_sections(kind)
@@ -84,7 +107,7 @@ def _build(kind: Any, value: Any, path: str) -> Any:
     for name in value:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"`{path}`: `{name}` must be a name (text)")
-    return {name: _build(named, item, f"{path}.{name}") for name, item in value.items()}
+    return {name: convert(named, item, f"{path}.{name}") for name, item in value.items()}
 
 
 def _build_section(kind: type[Section], value: Any, path: str) -> Section:
@@ -92,11 +115,11 @@ def _build_section(kind: type[Section], value: Any, path: str) -> Section:
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     for name in value:
         if name not in fields:
-            raise ConfigError(f"unknown field `{_join(path, name)}`{_suggest(str(name), fields)}")
+            raise ConfigError(f"unknown field `{_join(path, name)}`{suggest(str(name), fields)}")
     for name, field in fields.items():
         if field.required and name not in value:
             raise ConfigError(f"`{_join(path, name)}` is missing")
-    return kind(**{name: _build(fields[name].type, item, _join(path, name)) for name, item in value.items()})
+    return kind(**{name: convert(fields[name].type, item, _join(path, name)) for name, item in value.items()})
 
 
 def _leaf(kind: Any, value: Any, path: str) -> Any:
@@ -144,7 +167,8 @@ def _join(path: str, name: Any) -> str:
     return f"{path}.{name}" if path else str(name)
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that refuses `name`: the nearest known name, else all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean `{near[0]}`?" if near else f" (known: {', '.join(names)})"
@@ -212,14 +236,19 @@ def apply_environment(tree: dict[str, Any], environment: Mapping[str, str]) -> N
     for name, text in sorted(environment.items()):
         if name in known:
             path, kind = known[name]
-            _set(tree, path, _parse_variable(kind, text, name))
+            _set(tree, path, parse_text(kind, text, f"environment variable {name}"))
         elif is_config_variable(name):
-            raise ConfigError(f"unknown environment variable {name}{_suggest(name, known)}")
+            raise ConfigError(f"unknown environment variable {name}{suggest(name, known)}")
         elif name in flattened:
             raise ConfigError(f"unknown environment variable {name}; did you mean `{flattened[name]}`?")
 
 
-def _parse_variable(kind: Any, text: str, name: str) -> Any:
+def parse_text(kind: Any, text: str, source: str) -> Any:
+    """What `convert` takes for a field of type `kind` that was written as `text` outside a YAML file.
+
+    Raises:
+        ConfigError: no valid YAML; names `source`.
+    """
     is_text = (
         kind is str or kind in _QUANTITIES or all(isinstance(item, str) for item in get_args(kind) or [0])
     )
@@ -228,7 +257,7 @@ def _parse_variable(kind: Any, text: str, name: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"environment variable {name} is not valid YAML: {text!r}") from error
+        raise ConfigError(f"{source} is not valid YAML: {text!r}") from error
 
 
 def _set(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:

@@ -54,7 +54,8 @@ class Calibration:
             await asyncio.gather(*(self._time(name) for name in names))
             pairs = self._pairs()
             await asyncio.gather(*(self._warm(*pair) for pair in pairs))
-            await self._warm_up(pairs)
+            if self._config.gateway.warm_up:
+                await self._warm_up(pairs)
             self._workers.on_rejoin = self._joined_later
         logger.info("event=fleet_ready workers=%s", ",".join(self._workers.ready()))
 

@@ -27,6 +27,8 @@ from router.streaming import EventStream
 logger = logging.getLogger(__name__)
 CLIENT_GONE = str(CLIENT_GONE_STATUS)
 """Code in metrics for a client that went away (nobody reads the answer)."""
+SESSION_CHARACTERS = 256
+"""Of a session's name; more tell no two apart."""
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -38,6 +40,8 @@ class Prepared:
     endpoint: str
     request: ChatRequest | CompletionRequest
     arrival_s: float
+    session: str = ""
+    """Conversation that the client says this belongs to."""
     prompts: list[list[int]] = field(default_factory=list)
     hashes: list[tuple[int, ...]] = field(default_factory=list)
     max_tokens: list[int] = field(default_factory=list)
@@ -49,6 +53,15 @@ class Prepared:
     def phase(self) -> str:
         """How far its first choice has come: one of `router.metrics.PHASES`."""
         return self.runs[0].trace.phase if self.runs else "prepare"
+
+
+def session_of(http: web.Request, request: GenerationRequest) -> str:
+    """The conversation a request belongs to: header `x-session-id`, else `prompt_cache_key`, else `user`.
+
+    It only steers policies that keep conversations together; nothing is kept apart by it.
+    """
+    name = http.headers.get("x-session-id") or request.prompt_cache_key or request.user or ""
+    return name[:SESSION_CHARACTERS]
 
 
 def add_routes(app: web.Application) -> None:
@@ -79,7 +92,7 @@ async def _answer(
         body = await read_body(http)
         arrival_s = gateway.brain.now()
         request: ChatRequest | CompletionRequest = decode(body, kind)
-        prepared = Prepared(request_id, endpoint, request, arrival_s)
+        prepared = Prepared(request_id, endpoint, request, arrival_s, session_of(http, request))
         response, code = await _serve(http, gateway, prepared, headers)
         return response
     except ApiError as error:
@@ -190,6 +203,7 @@ def build_runs(gateway: Gateway, prepared: Prepared) -> list[Run]:
                 sampling=sampling(request, prepared.max_tokens[prompt], seed + number),
                 arrival_s=prepared.arrival_s,
                 cache_salt=request.cache_salt or "",
+                session=prepared.session,
                 streaming=request.streaming,
             )
             trace = gateway.recorder.trace(prepared.arrival_s, prepared.overhead_s)

@@ -57,6 +57,8 @@ class Job:
     arrival_s: float
     """When the last body byte was read, on the gateway's clock."""
     cache_salt: str = ""
+    session: str = ""
+    """Conversation, where the client names one."""
     streaming: bool = False
     """Tokens reach the client as they come: after the first, no other attempt can take over."""
     pair: tuple[str, str] | None = None
@@ -71,6 +73,7 @@ class Job:
             arrival_s=self.arrival_s,
             block_hashes=self.block_hashes,
             attempt=attempt,
+            session=self.session,
             avoid=tuple(sorted(avoid)),
             pair=self.pair,
             now_s=now_s,

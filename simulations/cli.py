@@ -6,6 +6,8 @@ from importlib import import_module
 
 import click
 
+from prfaas.errors import ConfigError
+
 COMMANDS = {
     "paper": "reproduce the PrfaaS case study",
     "replay": "replay one trace on one fleet under one policy",
@@ -14,7 +16,10 @@ COMMANDS = {
     "calibrate": "turn a live decision log into a profile",
     "validate": "predict measured GPU points",
 }
-"""`simulations.commands.<name>` holds the click command called `command`; it appears here once it exists."""
+"""`simulations.commands.<name>` holds the click command called `command`."""
+
+OWN = ("simulations", "router", "policies", "prfaas")
+"""A missing module of these is a mistake of ours, any other a package that is not installed."""
 
 
 class LazyGroup(click.Group):
@@ -26,7 +31,14 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"simulations.commands.{cmd_name}").command
+        try:
+            command = import_module(f"simulations.commands.{cmd_name}").command
+        except ModuleNotFoundError as error:
+            if error.name and error.name.split(".")[0] in OWN:
+                raise
+            raise ConfigError(
+                f"`prfaas simulate` needs the package {error.name}: pip install 'prfaas[simulate]'"
+            ) from error
         assert isinstance(command, click.Command)
         return command
 

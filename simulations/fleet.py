@@ -27,12 +27,15 @@ class ModelSpec(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class HardwareSpec(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Step times and memory of one engine instance: `linear`, `points` or `table`, exactly one of them."""
+    """Step times and memory of one engine instance.
+
+    The times are `linear`, or `table`, or `points` for prefill with the three decode fields in `linear`.
+    """
 
     linear: dict[str, float] = msgspec.field(default_factory=dict)
-    """The six `…_s` fields of `prfaas.engine.interface.StepProfile`."""
+    """The six `…_s` fields of `prfaas.engine.interface.StepProfile` (beside `points` the three of decode)."""
     points: dict[str, list[list[float]]] = msgspec.field(default_factory=dict)
-    """`prefill`: [[tokens, seconds], …] of uncached prompts, joined by lines; decode as in `linear`."""
+    """`prefill`: [[tokens, seconds], …] of whole uncached prompts, joined by lines."""
     table: str = ""
     """`model/system/tp` of the data's cost tables, e.g. `meta-llama/Meta-Llama-3.1-8B/l40s/1`."""
     chunk_tokens: int = 8192

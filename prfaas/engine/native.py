@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -40,6 +40,29 @@ def _ignore_chunk(_: ChunkPlan) -> None:
 
 def _ignore_failure(_: EngineFailure) -> None:
     pass
+
+
+class Runner(Protocol):
+    """Runs one step after the other; `RunnerLink` is one in a process of its own."""
+
+    lost: asyncio.Event
+    """Set when the runner is gone."""
+
+    async def execute(self, plan: StepPlan, deadline_s: float) -> StepResult | RunnerError:
+        """Run one step.
+
+        Raises:
+            EngineFailure: the runner is gone, or has not answered after `deadline_s`.
+        """
+        ...
+
+    async def close(self, *, kill: bool = False) -> None:
+        """End it; nothing writes the pool afterwards."""
+        ...
+
+    def last_words(self) -> str:
+        """What it said at its end, for error messages."""
+        ...
 
 
 class NativeEngine(Engine):
@@ -119,7 +142,7 @@ class NativeEngine(Engine):
             eos_token_ids=frozenset(model.eos_token_ids),
         )
         self._listeners: dict[str, Callable[[SequenceEvent], None]] = {}
-        self._link: RunnerLink | None = None
+        self._link: Runner | None = None
         self._runner_free = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._busy_s = 0.0
@@ -128,7 +151,7 @@ class NativeEngine(Engine):
     # ------------------------------------------------------------ Engine
 
     async def start(self) -> None:
-        self._link = await RunnerLink.start(self._spec, self._start_deadline_s)
+        self._link = await self._start_runner()
         self._tasks |= {
             asyncio.create_task(self._run(), name="engine-steps"),
             asyncio.create_task(self._watch(self._link), name="engine-watch"),
@@ -209,6 +232,9 @@ class NativeEngine(Engine):
 
     # ------------------------------------------------------------ the loop
 
+    async def _start_runner(self) -> Runner:
+        return await RunnerLink.start(self._spec, self._start_deadline_s)
+
     async def _run(self) -> None:
         """Step after step while there is work; asleep otherwise."""
         try:
@@ -248,7 +274,7 @@ class NativeEngine(Engine):
             raise EngineFailure("engine has not been started")
         return await self._link.execute(plan, self._step_deadline_s)
 
-    async def _watch(self, link: RunnerLink) -> None:
+    async def _watch(self, link: Runner) -> None:
         """A runner that dies between steps is noticed here."""
         await link.lost.wait()
         async with self._runner_free:  # a step in flight fails by itself, and with the better message

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from prfaas.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch  # only rank processes need it, and it takes seconds to import
 
 Shape = tuple[int, ...]
 

@@ -97,6 +97,8 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     return_token_ids: bool | None = None
     """Adds `token_ids` to every choice."""
     user: str | None = None
+    prompt_cache_key: str | None = None
+    """Names the conversation, like `user` and the header `x-session-id`; policies may keep it together."""
 
     presence_penalty: Any = None
     frequency_penalty: Any = None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prfaas.config import Config
+from prfaas.config import Config, WorkerConfig
 from prfaas.engine.fingerprint import compat_record
 from prfaas.engine.model_config import LlamaConfig
 from prfaas.engine.native import NativeEngine
+from prfaas.engine.paced import PacedEngine, paced_compat, scaled_profile
 from prfaas.errors import ConfigError
-from prfaas.kv.layout import KVLayout
+from prfaas.kv.layout import CompatRecord, KVLayout
 from prfaas.worker.host import WorkerHost
 
 
@@ -26,8 +27,19 @@ def build_host(config: Config, name: str) -> WorkerHost:
         layout = KVLayout.fit(model.cache_groups, spec.page_size, spec.dtype, spec.memory)
     except ValueError as error:
         raise ConfigError(f"`memory` of worker {name}: {error}") from error
-    state_dir = Path(config.state_dir)
-    state_dir.mkdir(parents=True, exist_ok=True)
+    Path(config.state_dir).mkdir(parents=True, exist_ok=True)
+    engine, compat = _engine(config, name, spec, path, layout)
+    host = WorkerHost(config, name, engine, engine.buffer, model, compat)
+    engine.on_failure = host.engine_failed
+    return host
+
+
+def _engine(
+    config: Config, name: str, spec: WorkerConfig, path: Path, layout: KVLayout
+) -> tuple[NativeEngine, CompatRecord]:
+    if spec.engine == "paced":
+        profile = scaled_profile(spec.paced, spec.chunk_tokens)
+        return PacedEngine(path, layout, profile, max_running=spec.max_running), paced_compat(path, layout)
     engine = NativeEngine(
         path,
         layout,
@@ -38,9 +50,7 @@ def build_host(config: Config, name: str) -> WorkerHost:
         cpu_share=spec.cpu_share,
         chunk_tokens=spec.chunk_tokens,
         max_running=spec.max_running,
-        log_path=state_dir / f"{name}-runner.log",
+        log_path=Path(config.state_dir) / f"{name}-runner.log",
         start_deadline_s=config.timeouts.start,
     )
-    host = WorkerHost(config, name, engine, engine.buffer, model, compat_record(path, layout))
-    engine.on_failure = host.engine_failed
-    return host
+    return engine, compat_record(path, layout)

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import uvloop
@@ -41,16 +42,29 @@ def run_worker(config: Config, name: str) -> None:
     if parent := os.environ.get(PARENT_VARIABLE):
         die_with_parent(int(parent))
     try:
-        uvloop.run(_serve(config, name))
+        uvloop.run(serve_all(config, [name]))
     except (EngineFailure, TransferError) as error:
         _LOG.error("worker=%s failed: %s", name, error)
         sys.exit(1)
 
 
-async def _serve(config: Config, name: str) -> None:
-    host = build_host(config, name)
+async def serve_all(config: Config, names: Sequence[str]) -> None:
+    """Serve as the workers `names` in the running loop until a signal comes, or one of them fails.
+
+    Raises:
+        EngineFailure: an engine did not start or failed; the others are ended.
+    """
     ending: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     _handle_signals(ending)
+    serving = [asyncio.ensure_future(_serve(config, name, ending)) for name in names]
+    await asyncio.wait(serving, return_when=asyncio.FIRST_EXCEPTION)
+    if not ending.done():
+        ending.set_result(0)
+    await asyncio.gather(*serving)
+
+
+async def _serve(config: Config, name: str, ending: asyncio.Future[int]) -> None:
+    host = build_host(config, name)
     runner = web.AppRunner(
         build_app(host),
         handler_cancellation=True,

@@ -2,54 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from policies.types import PlacementKind
+import numpy as np
+
+from policies.types import Floats, PlacementKind
 from prfaas.protocol.messages import PrefillReport
+from router.core import costs as c
+from router.core import tables as t
 
 if TYPE_CHECKING:
-    from router.core.costs import Priced
-    from router.core.decision import Decision
-    from router.core.events import PlaceRequest
     from router.core.fleet import WorkerState
     from router.core.links import LinkState
     from router.core.prefix_index import Prediction
+
+SLACK_ROWS = 64
+"""Ended bookings that the table may hold beyond as many as there are live ones."""
 
 
 @dataclass(slots=True, eq=False)
 class Booking:
     """One placed request. It stands in `site.prefills` and `link.transfers` until its KV is complete, and
-    in `decode.decodes` until its answer has ended."""
+    in `decode.decodes` until its answer has ended; the numbers that load is reckoned with are `row` of the
+    bookings' table."""
 
-    decision: Decision
+    request_id: str
+    attempt: int
+    kind: PlacementKind
     decode: WorkerState
     site: WorkerState
     link: LinkState | None
+    row: int
     booked_s: float
     elapsed_s: float
     """Since the request's arrival, when it was booked."""
-    arrive_s: float
-    """When the site is to hear of it."""
-    visible_s: float
-    """From when on a status that does not show it means that it is done."""
-    work_s: float
-    """Prefill seconds at the site."""
-    tokens: int
-    """Tokens to prefill."""
-    mixed_step_s: float
-    """Decode step that each local prefill chunk carries along."""
-    kv_bytes: int
-    transfer_begin_s: float
-    transfer_end_s: float
-    decode_pages: int
-    site_pages: int
-    context_tokens: int
-    end_s: float
-    """When the answer is expected to end."""
     output_tokens: float
-    """Its expected length."""
+    """Expected length of its answer."""
+    terms: list[float]
+    """Of the decision, by row of `costs`."""
+    kv_bytes: int
     predictions: tuple[Prediction, ...] = ()
     """What its prompt is held to leave in caches."""
     report: PrefillReport | None = None
@@ -57,20 +50,18 @@ class Booking:
     ttft_s: float | None = None
 
     @property
-    def request_id(self) -> str:
-        return self.decision.request_id
-
-    @property
-    def attempt(self) -> int:
-        return self.decision.attempt
-
-    @property
-    def kind(self) -> PlacementKind:
-        return self.decision.kind
-
-    @property
     def decoding(self) -> bool:
         return self.ttft_s is not None
+
+    @property
+    def computed_s(self) -> float:
+        """When its prompt is predicted to be computed, absolute."""
+        return self.booked_s + self.terms[c.START] + self.terms[c.PREFILL]
+
+    @property
+    def landed_s(self) -> float:
+        """When its KV is predicted to be complete on the decode worker, absolute."""
+        return self.computed_s + self.terms[c.TRANSFER]
 
 
 class Bookings:
@@ -79,31 +70,55 @@ class Bookings:
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._by_request: dict[str, Booking] = {}
+        self.values: Floats = np.zeros((SLACK_ROWS, t.BOOKING_COLUMNS))
+        """The table, shape [rows, quantity], oldest first; rows of ended bookings stay, not `HELD`, until it
+        is packed."""
+        self.count = 0
+        """Rows used."""
         self.expired_total = 0
 
+    def next_row(self) -> int:
+        """The row that the next booking is to be written into."""
+        if self.count >= 2 * len(self._by_request) + SLACK_ROWS:
+            self._pack()
+        if self.count == len(self.values):
+            self.values = np.concatenate([self.values, np.zeros_like(self.values)])
+        return self.count
+
     def add(self, booking: Booking) -> None:
+        """Take in a booking whose row has been written."""
         request_id = booking.request_id
+        self.count += 1
         self._by_request[request_id] = booking
         booking.site.prefills[request_id] = booking
         booking.decode.decodes[request_id] = booking
         if booking.link is not None:
             booking.link.transfers[request_id] = booking
-            booking.link.refresh()
 
     def get(self, request_id: str) -> Booking | None:
         return self._by_request.get(request_id)
 
+    def begin_answer(self, booking: Booking, ttft_s: float, now_s: float) -> None:
+        """The first token is out: the answer is as long as expected, from now on."""
+        booking.ttft_s = ttft_s
+        row = self.values[booking.row]
+        row[t.DECODING] = 1.0
+        row[t.END_AT] = now_s + booking.output_tokens * booking.terms[c.TOKEN_STEP]
+
     def end_prefill(self, booking: Booking) -> None:
         """The prompt's KV is complete, or its site is gone: nothing of it is left at site and link."""
+        if booking.prefilled:
+            return
         booking.prefilled = True
-        booking.site.prefills.pop(booking.request_id, None)
-        if booking.link is not None and booking.request_id in booking.link.transfers:
+        self.values[booking.row, t.PREFILLING] = 0.0
+        del booking.site.prefills[booking.request_id]
+        if booking.link is not None:
             del booking.link.transfers[booking.request_id]
-            booking.link.refresh()
 
     def release(self, booking: Booking) -> None:
         self.end_prefill(booking)
-        booking.decode.decodes.pop(booking.request_id, None)
+        self.values[booking.row, t.HELD] = 0.0
+        del booking.decode.decodes[booking.request_id]
         del self._by_request[booking.request_id]
 
     def expired(self, now_s: float) -> list[Booking]:
@@ -116,51 +131,16 @@ class Bookings:
         self.expired_total += len(found)
         return found
 
+    def _pack(self) -> None:
+        """Close the gaps that ended bookings leave in the table."""
+        rows = [booking.row for booking in self._by_request.values()]
+        self.values[: len(rows)] = self.values[rows]
+        self.count = len(rows)
+        for row, booking in enumerate(self._by_request.values()):
+            booking.row = row
+
     def __len__(self) -> int:
         return len(self._by_request)
 
     def __iter__(self) -> Iterator[Booking]:
         return iter(self._by_request.values())
-
-
-def pages_pinned(worker: WorkerState, bookings: Iterable[Booking]) -> int:
-    """Pages that `bookings` pin on `worker`; a local prefill's pages count once."""
-    return sum(b.decode_pages if b.decode is worker else b.site_pages for b in bookings)
-
-
-def make_booking(
-    request: PlaceRequest,
-    decision: Decision,
-    priced: Priced,
-    decode: WorkerState,
-    site: WorkerState,
-    output_tokens: float,
-) -> Booking:
-    """The booking of a decision just made (its link is set by the caller)."""
-    row, now_s = decision.chosen, request.now_s
-    elapsed_s = max(0.0, now_s - request.arrival_s)
-    granted_s = float(priced.granted_s[row])
-    computed_s = decision.term("start_s") + decision.term("prefill_s")
-    first_s = now_s + decision.ttft_s - elapsed_s
-    prompt = request.prompt_tokens - 1
-    return Booking(
-        decision=decision,
-        decode=decode,
-        site=site,
-        link=None,
-        booked_s=now_s,
-        elapsed_s=elapsed_s,
-        arrive_s=now_s + granted_s,
-        visible_s=now_s + 2 * granted_s,
-        work_s=decision.term("prefill_s"),
-        tokens=decision.count("uncached_tokens"),
-        mixed_step_s=float(priced.mixed_step_s[row]),
-        kv_bytes=decision.count("kv_bytes"),
-        transfer_begin_s=now_s + float(priced.transfer_begin_s[row]),
-        transfer_end_s=now_s + computed_s + decision.term("transfer_s"),
-        decode_pages=decode.info.layout.pages_for(request.prompt_tokens + 1),
-        site_pages=site.info.layout.pages_for(prompt),
-        context_tokens=request.prompt_tokens,
-        end_s=first_s + output_tokens * decision.term("step_s"),
-        output_tokens=output_tokens,
-    )

@@ -1,309 +1,264 @@
-"""Prices every candidate placement of one request in seconds, all at once; docs/cost.md has the formulas.
+"""Prices one candidate placement in seconds; docs/cost.md has the formulas. Compiled, a candidate at a time.
 
-Arrays have one entry per candidate. `d_…` belongs to its decode worker, `s_…` to its prefill site. Local
-prefill points at link row `NO_LINK`, whose results are masked out.
+What depends on one worker alone is reckoned once per request and worker (`site_numbers`, `decode_numbers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
 
 import numpy as np
 
-from policies.types import Bools, Candidates, Floats, Ints, PlacementKind
+from policies.types import Floats, Ints
 from router.core import tables as t
+from router.core.compiled import compiled
 from router.core.config import SchedulerConfig
-from router.core.links import LinkState
+from router.core.link_share import link_share
 
-SITE_ARRIVALS = slice(t.PREFILL_COUNT, t.PREFILL_AT + 1)
-LINK_ARRIVALS = slice(t.LINK_COUNT, t.LINK_AT + 1)
-DECODE_ARRIVALS = slice(t.DECODE_COUNT, t.DECODE_AT + 1)
-OVERDUE_S = 0.1
-"""A booked transfer that should be over is held to last this much longer."""
+LOCAL, POOL, REMOTE, REUSE = 1, 2, 3, 0
+"""`policies.types.PlacementKind`, as compiled code sees it."""
 
+# Rows of the float output: the terms in the order of `policies.types.TERM_NAMES`, then what a booking needs.
+(
+    START, PREFILL, TRANSFER, SLOT, STEP, OVERHEAD, TTFT, INTERFERENCE, EXTERNALITY, COST,
+    GRANTED,         # when the site hears of it, relative to now
+    TRANSFER_BEGIN,  # relative to now
+    LINK_SECONDS,    # bytes over the link's whole rate
+    DECODE_SHARE,    # seconds of the whole decode worker: this request's share of it times the time held
+    MIXED_STEP,      # decode step that each local prefill chunk carries along, less what both share
+    TOKEN_STEP,      # seconds of one decode step with this request in the batch
+) = range(16)  # fmt: skip
+FLOAT_ROWS = 16
+# Rows of the whole-number output, in the order of `policies.types.Candidates`.
+KIND, UNCACHED, DECODE_CACHED, SITE_CACHED, KV_BYTES = range(5)
+INT_ROWS = 5
 
-@dataclass(slots=True)
-class Rows:
-    """Candidates before pricing: names, gathered numbers, cached prefixes."""
+# One request and the constants of pricing, as a vector.
+(
+    NOW,             # seconds, absolute
+    PROMPT_TOKENS,   # L; L-1 of them are prefilled, the last is the first decode step's input
+    ELAPSED,         # seconds since the request's arrival
+    OUTPUT_TOKENS,   # expected length of the answer
+    RATE_WINDOW, MAX_LOAD, BUSY_HORIZON, LINK_RAMP, STATUS_FRESH,  # of SchedulerConfig
+    OVERHEAD_REUSE, OVERHEAD_LOCAL, OVERHEAD_POOL, OVERHEAD_REMOTE,  # measured, by PlacementKind
+    LEAST_COST,      # written by `weigh`: of all candidates
+) = range(14)  # fmt: skip
+REQUEST_NUMBERS = 14
 
-    decode: tuple[str, ...]
-    site: tuple[str, ...]
-    kind: Ints
-    local: Bools
-    link_row: Ints
-    d: Floats
-    """Worker table of the decode workers, [quantity, candidate]."""
-    s: Floats
-    """The same of the prefill sites."""
-    link: Floats
-    """Link table, [quantity, candidate]."""
-    d_blocks: Ints
-    """Cached blocks of the prompt, by the index."""
-    s_blocks: Ints
-    d_page_wait_s: Floats
-    """Until the decode worker has pages for the prompt."""
-    s_page_wait_s: Floats
-
-
-@dataclass(slots=True)
-class Priced:
-    """Candidates and the intermediate numbers that a booking needs, one entry per candidate."""
-
-    candidates: Candidates
-    granted_s: Floats
-    """When the site hears of it, relative to now."""
-    transfer_begin_s: Floats
-    """Relative to now."""
-    link_seconds: Floats
-    """Bytes over the link's whole rate."""
-    decode_share: Floats
-    """Seconds of the whole decode worker that this request takes: share of it times time held."""
-    mixed_step_s: Floats
+# Rows of what `site_numbers` finds, per worker as a prefill site.
+S_CACHED, S_NEW, S_PURE, S_STEPS, S_QUEUE, S_PRESSURE, S_LOAD, S_PAGES, S_PAGE_WAIT = range(9)
+SITE_NUMBERS = 9
+# What `decode_numbers` finds, of one decode worker.
+(
+    D_CACHED, D_LACKING, D_STEP, D_FIRST_STEP, D_CHUNK_STEP, D_SLOT, D_SHARE, D_FULL, D_SLOWER,
+    D_PRESSURE, D_LOAD, D_BACKLOG, D_PAGE_WAIT, D_TOKEN_STEP,
+) = range(14)  # fmt: skip
+DECODE_NUMBERS = 14
 
 
-@dataclass(slots=True)
-class _Chunks:
-    """Prefill at the site: bounds of its first chunk with anything to send, and its last chunk."""
-
-    first: Floats
-    """Tokens computed before it."""
-    first_end: Floats
-    size: Floats
-    last: Floats
-    """Tokens computed before the last chunk."""
-    n: Floats
-    at: Floats
-    """Seconds until `first`, `first_end`, the end of the chunk after it, `last` and `n`; shape [5, rows]."""
+@compiled
+def pressure(count: float, work: float, at_s: float, q: Floats) -> tuple[float, float]:
+    """(arrivals per second, load) of a server by its decayed count and work as they were at `at_s`."""
+    weight = math.exp((at_s - q[NOW]) / q[RATE_WINDOW]) / q[RATE_WINDOW]
+    return count * weight, min(work * weight, q[MAX_LOAD])
 
 
-def _chunks(s: Floats, n: Floats, s_cached: Floats, d_cached: Floats) -> _Chunks:
-    """Time the chunk boundaries: attention terms add up to x·(c + x/2), only the base counts chunks."""
-    size = s[t.CHUNK]
-    first = np.floor(np.maximum(d_cached - s_cached, 0.0) / size) * size
-    first_end = np.minimum(first + size, n)
-    last = np.maximum(np.ceil(n / size) - 1, 0.0) * size
-    x = np.array((first, first_end, np.minimum(first_end + size, n), last, n))
-    attention = (s_cached + x / 2) * s[t.PREFILL_CONTEXT]
-    at = np.ceil(x / size) * s[t.PREFILL_BASE] + x * (s[t.PREFILL_TOKEN] + attention)
-    return _Chunks(first, first_end, size, last, n, at)
+@compiled
+def imposed_s(x_s: float, backlog_s: float, arrivals: float, load: float, q: Floats) -> float:
+    """Delay that x seconds of work impose on later arrivals of one FIFO server, summed over them.
 
-
-def price(
-    rows: Rows,
-    *,
-    prompt_tokens: int,
-    now_s: float,
-    elapsed_s: float,
-    path_overhead_s: Floats,
-    output_tokens: float,
-    links: Iterable[LinkState],
-    config: SchedulerConfig,
-) -> Priced:
-    """Price every candidate.
-
-    Args:
-        prompt_tokens: L; L-1 of them are prefilled, the last is the first decode step's input.
-        elapsed_s: since the request's arrival.
-        path_overhead_s: measured overhead by `PlacementKind`, shape [4].
-        output_tokens: expected length of the answer.
+    They wait x longer until the backlog's busy period ends, then ever less: λ·x·(W + x/2)/(1-load).
     """
-    d, s, local = rows.d, rows.s, rows.local
-    prompt = prompt_tokens - 1
-    page = d[t.PAGE_TOKENS]
-    d_cached = np.minimum(rows.d_blocks, prompt // page) * page
-    s_cached = np.minimum(rows.s_blocks, prompt // s[t.PAGE_TOKENS]) * s[t.PAGE_TOKENS]
-    n = prompt - s_cached
-    chunks = _chunks(s, n, s_cached, d_cached)
-    pure_s = chunks.at[4]
-    running, step_s = d[t.RUNNING], _step_s(d)
-    steps = np.ceil(n / s[t.CHUNK])
-    # A chunk that shares its step with running decodes does not pay the step's base a second time.
-    shared_s = np.where(local & (running > 0), np.minimum(s[t.PREFILL_BASE], d[t.DECODE_BASE]), 0.0)
-    mixed_step_s = np.where(local, step_s, 0.0) - shared_s
-    prefill_s = pure_s + steps * mixed_step_s
-
-    queue_s = np.maximum(s[t.FREE_AT] - now_s, 0.0)
-    granted_s = rows.d_page_wait_s + np.where(local, 0.0, rows.link[t.RTT] / 2)
-    start_s = np.where(n > 0, np.maximum(np.maximum(queue_s, granted_s), rows.s_page_wait_s), granted_s)
-
-    page_bytes = d[t.PAGE_BYTES]
-    kv_bytes = np.where(local, 0.0, (np.ceil(prompt / page) - d_cached / page) * page_bytes)
-    link_s = kv_bytes / rows.link[t.RATE]
-    share = _link_share(rows, start_s, np.maximum(prefill_s, link_s), now_s, links)
-    hot_bytes = np.maximum(s_cached - d_cached, 0.0) / page * page_bytes
-    ready_s = _ready_s(
-        chunks, start_s, granted_s, kv_bytes, hot_bytes, d_cached - s_cached, s[t.LAYERS], share
-    )
-    ready_s += config.link_ramp_s + 1.5 * rows.link[t.RTT]
-    transfer_s = np.where(local, 0.0, np.maximum(ready_s - start_s - prefill_s, 0.0))
-
-    ready_s = start_s + prefill_s + transfer_s
-    slot_s = np.maximum(d[t.SLOT_AT] - now_s, 0.0)
-    first_step_s = _first_step_s(d, prompt_tokens, np.maximum(ready_s, slot_s), step_s, local, now_s)
-    kind = np.where(local & (2 * d_cached >= prompt_tokens), int(PlacementKind.REUSE), rows.kind)
-    explained_s = np.maximum(ready_s, slot_s) + first_step_s
-    # A negative overhead means that the terms are too high; it may not eat up a small request's.
-    overhead_s = elapsed_s + np.maximum(path_overhead_s[kind], -0.5 * explained_s)
-    ttft_s = explained_s + overhead_s
-
-    interference_s = np.where(local, running * (pure_s - steps * shared_s), 0.0)
-    pages, share_of_decode = _decode_share(d, prompt_tokens)
-    decode_share_s = share_of_decode * (ttft_s + output_tokens * first_step_s)
-    idle_s = np.array((queue_s, rows.link[t.DRAINED_AT] - now_s, d[t.PAGES_IDLE_AT] - now_s))
-    arrivals = np.array((s[SITE_ARRIVALS], rows.link[LINK_ARRIVALS], d[DECODE_ARRIVALS]))
-    imposed_s = _imposed_s(np.array((prefill_s, link_s, decode_share_s)), idle_s, arrivals, now_s, config)
-    slower_s = 0.5 * running * output_tokens * (d[t.DECODE_SEQUENCE] + prompt_tokens * d[t.DECODE_CONTEXT])
-    full = _full_probability(d, pages, share_of_decode)
-    externality_s = imposed_s[0] + imposed_s[1] + full * imposed_s[2] + slower_s
-    candidates = Candidates(
-        decode=rows.decode,
-        site=rows.site,
-        kind=kind,
-        uncached_tokens=n.astype(np.int64),
-        decode_cached_tokens=d_cached.astype(np.int64),
-        site_cached_tokens=s_cached.astype(np.int64),
-        kv_bytes=kv_bytes.astype(np.int64),
-        start_s=start_s,
-        prefill_s=prefill_s,
-        transfer_s=transfer_s,
-        slot_s=slot_s,
-        step_s=first_step_s,
-        overhead_s=overhead_s,
-        ttft_s=ttft_s,
-        interference_s=interference_s,
-        externality_s=externality_s,
-        cost_s=ttft_s + interference_s + externality_s,
-    )
-    begin_s = np.where(hot_bytes > 0, granted_s, start_s)
-    return Priced(candidates, granted_s, begin_s, link_s, decode_share_s, mixed_step_s)
+    busy_s = min((max(backlog_s, 0.0) + x_s / 2) / (1 - load), q[BUSY_HORIZON])
+    return float(arrivals * x_s * busy_s)
 
 
-def _step_s(d: Floats) -> Floats:
-    """One decode step of the batch running now; 0 where none runs."""
-    step_s = d[t.DECODE_BASE] + d[t.RUNNING] * d[t.DECODE_SEQUENCE]
-    step_s += d[t.RUNNING_CONTEXT] * d[t.DECODE_CONTEXT]
-    running_s: Floats = np.where(d[t.RUNNING] > 0, step_s, 0.0)
-    return running_s
+@compiled
+def chunks_s(x: float, cached: float, workers: Floats, slot: int) -> float:
+    """Seconds until x tokens after `cached` are computed. The chunks' attention terms add up to
+    x·(c + x/2), so only the base counts chunks."""
+    attention_s = (cached + x / 2) * workers[t.PREFILL_CONTEXT, slot]
+    base_s = math.ceil(x / workers[t.CHUNK, slot]) * workers[t.PREFILL_BASE, slot]
+    return float(base_s + x * (workers[t.PREFILL_TOKEN, slot] + attention_s))
 
 
-def _first_step_s(
-    d: Floats, prompt_tokens: int, ready_s: Floats, running_step_s: Floats, local: Bools, now_s: float
-) -> Floats:
-    """The request's own first step, after what is left (half, on average) of the step it arrives in.
-
-    Where the worker still prefills others' prompts by then, both steps carry a chunk (one from the middle
-    of a prompt as long as this one stands for it). FIFO: a local prefill has nothing ahead of it any more.
-    """
-    own_s = (
-        d[t.DECODE_BASE]
-        + (d[t.RUNNING] + 1) * d[t.DECODE_SEQUENCE]
-        + (d[t.RUNNING_CONTEXT] + prompt_tokens) * d[t.DECODE_CONTEXT]
-    )
-    chunk = d[t.CHUNK]
-    chunk_s = d[t.PREFILL_BASE] + chunk * (d[t.PREFILL_TOKEN] + prompt_tokens / 2 * d[t.PREFILL_CONTEXT])
-    busy = ~local & (d[t.FREE_AT] - now_s > ready_s)
-    step_s: Floats = own_s + 0.5 * running_step_s + np.where(busy, 1.5 * chunk_s, 0.0)
-    return step_s
+@compiled
+def cached_tokens(workers: Floats, slot: int, blocks: int, prompt: float) -> float:
+    """Tokens in full cached pages; never the last prompt token, which is decode's first input."""
+    page = workers[t.PAGE_TOKENS, slot]
+    return float(min(float(blocks), prompt // page) * page)
 
 
-def _ready_s(
-    chunks: _Chunks,
-    start_s: Floats,
-    granted_s: Floats,
-    kv_bytes: Floats,
-    hot_bytes: Floats,
-    ahead: Floats,
-    layers: Floats,
-    share: Floats,
-) -> Floats:
-    """max_k(r_k + Σ_{i≥k} b_i/B) without landing time, over pieces k = (chunk, layer) and the cached bytes.
+@compiled
+def site_numbers(workers: Floats, slot: int, blocks: int, q: Floats, out: Floats) -> None:
+    """Fill `out[:, slot]` for the worker as a prefill site."""
+    prompt = q[PROMPT_TOKENS] - 1
+    cached = cached_tokens(workers, slot, blocks, prompt)
+    new = prompt - cached
+    count, work = workers[t.PREFILL_COUNT, slot], workers[t.PREFILL_WORK, slot]
+    out[S_CACHED, slot] = cached
+    out[S_NEW, slot] = new
+    out[S_PURE, slot] = chunks_s(new, cached, workers, slot)
+    out[S_STEPS, slot] = math.ceil(new / workers[t.CHUNK, slot])
+    out[S_QUEUE, slot] = max(workers[t.FREE_AT, slot] - q[NOW], 0.0)
+    out[S_PRESSURE, slot], out[S_LOAD, slot] = pressure(count, work, workers[t.PREFILL_AT, slot], q)
+    out[S_PAGES, slot] = math.ceil(prompt / workers[t.PAGE_TOKENS, slot])
+    out[S_PAGE_WAIT, slot] = -1.0  # not asked yet
+
+
+@compiled
+def decode_numbers(workers: Floats, slot: int, blocks: int, q: Floats, d: Floats) -> None:
+    """Fill `d` (all but `D_PAGE_WAIT`) for the decode worker in `slot`."""
+    tokens = q[PROMPT_TOKENS]
+    page = workers[t.PAGE_TOKENS, slot]
+    running, context = workers[t.RUNNING, slot], workers[t.RUNNING_CONTEXT, slot]
+    base_s, sequence_s = workers[t.DECODE_BASE, slot], workers[t.DECODE_SEQUENCE, slot]
+    context_s = workers[t.DECODE_CONTEXT, slot]
+    d[D_CACHED] = cached_tokens(workers, slot, blocks, tokens - 1)
+    d[D_LACKING] = math.ceil((tokens - 1) / page) - d[D_CACHED] / page
+    step_s = base_s + running * sequence_s + context * context_s if running > 0 else 0.0
+    own_s = base_s + (running + 1) * sequence_s + (context + tokens) * context_s
+    # After half (on average) of the step that it arrives in.
+    d[D_STEP], d[D_FIRST_STEP], d[D_TOKEN_STEP] = step_s, own_s + 0.5 * step_s, own_s
+    # Of others' prompts: a chunk from the middle of one as long as this one stands for it.
+    token_s = workers[t.PREFILL_TOKEN, slot] + tokens / 2 * workers[t.PREFILL_CONTEXT, slot]
+    d[D_CHUNK_STEP] = workers[t.PREFILL_BASE, slot] + workers[t.CHUNK, slot] * token_s
+    d[D_SLOT] = max(workers[t.SLOT_AT, slot] - q[NOW], 0.0)
+    pages = math.ceil((tokens + 1) / page)
+    share = max(pages / workers[t.TOTAL_PAGES, slot], 1 / workers[t.MAX_RUNNING, slot])
+    # Many requests fit at once, so the FIFO price is due only where the worker is full: Sakasegawa's
+    # u^(√(2(c+1))-1) for c = 1/share places.
+    used_pages = 1 - (workers[t.FREE_PAGES, slot] - pages) / workers[t.TOTAL_PAGES, slot]
+    used = max(used_pages, (running + 1) / workers[t.MAX_RUNNING, slot])
+    d[D_SHARE] = share
+    d[D_FULL] = min(used, 1.0) ** (math.sqrt(2 / share + 2) - 1)
+    d[D_SLOWER] = 0.5 * running * q[OUTPUT_TOKENS] * (sequence_s + tokens * context_s)
+    count, work = workers[t.DECODE_COUNT, slot], workers[t.DECODE_WORK, slot]
+    d[D_PRESSURE], d[D_LOAD] = pressure(count, work, workers[t.DECODE_AT, slot], q)
+    d[D_BACKLOG] = workers[t.PAGES_IDLE_AT, slot] - q[NOW]
+
+
+@compiled
+def computed_ready_s(
+    workers: Floats, s: int, cached: float, new: float, ahead: float, page_bytes: float, state_bytes: float,
+    share: float,
+) -> float:  # fmt: skip
+    """max_k(r_k + Σ_{i≥k} b_i/B) over pieces k = (chunk, layer) of what the site computes, from its start.
 
     Chunks take ever longer and carry equal bytes, so r_k + Σ_{i≥k} b_i/B is convex over full chunks: its
     maximum is at either end. Only the first may carry fewer bytes (of it, decode has `ahead` tokens more
     than the site has cached) and only the last be shorter, so it is at one of: the first layer of the
-    first chunk, both sides of that chunk's end, both sides of the last chunk's begin, the last layer.
-    """
-    computed = kv_bytes - hot_bytes
-    per_token = computed / np.maximum(chunks.n - np.maximum(ahead, 0.0), 1.0)
-    before_first, after_first, after_second, before_last, end = chunks.at
-    left = (chunks.n - chunks.first_end) * per_token
-    last_bytes = np.minimum((chunks.n - chunks.last) * per_token, computed)
-    before_bytes = np.minimum(chunks.size * per_token, computed - last_bytes)
-    released = (
-        before_first + (after_first - before_first) / layers,
-        after_first,
-        after_first + (after_second - after_first) / layers,
-        before_last,
-        before_last + (end - before_last) / layers,
-        end,
-    )
-    remaining = (
-        computed,
-        (computed - left) / layers + left,
-        left,
-        before_bytes / layers + last_bytes,
-        last_bytes,
-        last_bytes / layers,
-    )
-    computed_s = start_s + (np.array(released) + np.array(remaining) / share).max(axis=0)
-    ready_s: Floats = np.where(
-        hot_bytes > 0, np.maximum(computed_s, granted_s + kv_bytes / share), computed_s
-    )
-    return ready_s
-
-
-def _link_share(
-    rows: Rows, begin_s: Floats, length_s: Floats, now_s: float, links: Iterable[LinkState]
-) -> Floats:
-    """Bytes per second left to this transfer by those booked on the link while it lasts.
-
-    Max-min fair sharing with capped streams: a stream that its prefill limits to r takes r, so
-    max(C - Σ w·r, C / (1 + Σ w)), w being the part of the window in which the other is active: exact when
-    all others are capped below the fair share or all above it, a lower bound between.
-    """
-    rate: Floats = rows.link[t.RATE]
-    booked = [link.booked for link in links if link.transfers]
-    if not booked:
-        return rate
-    begins, ends, size, row = np.concatenate(booked, axis=1)[:, :, None]
-    begins, ends = begins - now_s, np.maximum(ends - now_s, OVERDUE_S)
-    until_s = begin_s + np.maximum(length_s, 1e-6)
-    overlap = np.minimum(ends, until_s) - np.maximum(begins, begin_s)
-    weight = np.maximum(overlap, 0.0) / (until_s - begin_s) * (row == rows.link_row)
-    taken = (weight * (size / np.maximum(ends - begins, 1e-6))).sum(axis=0)
-    share: Floats = np.maximum(rate - taken, rate / (1 + weight.sum(axis=0)))
-    return share
-
-
-def _imposed_s(
-    x: Floats, backlog_s: Floats, arrivals: Floats, now_s: float, config: SchedulerConfig
-) -> Floats:
-    """Delay that x seconds of work impose on later arrivals of one FIFO server, summed over them.
-
-    They wait x longer until the backlog's busy period ends, then ever less: λ·x·(W + x/2)/(1-load).
+    first chunk, both sides of that chunk's end, both sides of the last chunk's begin, the last layer. The
+    fixed state is released with the last layer and follows every piece.
 
     Args:
-        x: shape [servers, rows], like `backlog_s` (W; below 0 counts as 0).
-        arrivals: decayed count, decayed work and time of the last one, shape [servers, 3, rows].
+        page_bytes: of all computed pages that cross; `state_bytes`: what follows them.
     """
-    weight = np.exp((arrivals[:, 2] - now_s) / config.rate_window_s) / config.rate_window_s
-    load = np.minimum(arrivals[:, 1] * weight, config.max_load)
-    busy_s = np.minimum((np.maximum(backlog_s, 0.0) + x / 2) / (1 - load), config.busy_horizon_s)
-    imposed_s: Floats = arrivals[:, 0] * weight * x * busy_s
-    return imposed_s
+    size, layers = workers[t.CHUNK, s], workers[t.LAYERS, s]
+    first = math.floor(max(ahead, 0.0) / size) * size
+    first_end = min(first + size, new)
+    last = max(math.ceil(new / size) - 1, 0.0) * size
+    before_first_s = chunks_s(first, cached, workers, s)
+    after_first_s = chunks_s(first_end, cached, workers, s)
+    after_second_s = chunks_s(min(first_end + size, new), cached, workers, s)
+    before_last_s = chunks_s(last, cached, workers, s)
+    end_s = chunks_s(new, cached, workers, s)
+    per_token = page_bytes / max(new - max(ahead, 0.0), 1.0)
+    left = (new - first_end) * per_token
+    last_bytes = min((new - last) * per_token, page_bytes)
+    before_bytes = min(size * per_token, page_bytes - last_bytes)
+    ready_s = before_first_s + (after_first_s - before_first_s) / layers + (page_bytes + state_bytes) / share
+    ready_s = max(ready_s, after_first_s + ((page_bytes - left) / layers + left + state_bytes) / share)
+    second_s = (after_second_s - after_first_s) / layers
+    ready_s = max(ready_s, after_first_s + second_s + (left + state_bytes) / share)
+    ready_s = max(ready_s, before_last_s + (before_bytes / layers + last_bytes + state_bytes) / share)
+    first_layer_s = (end_s - before_last_s) / layers
+    ready_s = max(ready_s, before_last_s + first_layer_s + (last_bytes + state_bytes) / share)
+    return float(max(ready_s, end_s + (last_bytes / layers + state_bytes) / share))
 
 
-def _decode_share(d: Floats, prompt_tokens: int) -> tuple[Floats, Floats]:
-    """(pages that the prompt takes, its dominant share of the decode worker: of pages or of slots)."""
-    pages = np.ceil((prompt_tokens + 1) / d[t.PAGE_TOKENS])
-    return pages, np.maximum(pages / d[t.TOTAL_PAGES], 1 / d[t.MAX_RUNNING])
+@compiled
+def price(
+    workers: Floats, decode: int, site: int, kind: int, sites: Floats, d: Floats, links: Floats, link: int,
+    link_pressure: float, link_load: float, knots: Floats, q: Floats, row: int, floats: Floats, ints: Ints,
+) -> None:  # fmt: skip
+    """Price the pair of the workers in slots `decode` and `site`; write column `row` of the outputs.
+
+    Args:
+        sites, d: of `site_numbers` and `decode_numbers`, with page waits.
+        link: column in `links`; ignored for a local pair.
+        knots: of the link's booked transfers (`link_share.activity`).
+    """
+    local, now_s = decode == site, q[NOW]
+    s_cached, new = sites[S_CACHED, site], sites[S_NEW, site]
+    pure_s, queue_s = sites[S_PURE, site], sites[S_QUEUE, site]
+    running, steps, d_cached = workers[t.RUNNING, decode], sites[S_STEPS, site], d[D_CACHED]
+    mixed_step_s = interference_s = transfer_s = link_s = kv_bytes = imposed = 0.0
+    granted_s = d[D_PAGE_WAIT]
+    if local:
+        # A chunk that shares its step with running decodes does not pay the step's base a second time.
+        shared_s = min(workers[t.PREFILL_BASE, site], workers[t.DECODE_BASE, decode]) if running > 0 else 0.0
+        mixed_step_s = d[D_STEP] - shared_s
+        interference_s = running * (pure_s - steps * shared_s)
+    else:
+        granted_s += links[t.RTT, link] / 2
+    prefill_s = pure_s + steps * mixed_step_s
+    start_s = granted_s
+    if new > 0:
+        start_s = max(queue_s, granted_s, 0.0 if local else sites[S_PAGE_WAIT, site])
+    begin_s = start_s
+    if not local:
+        page_bytes, state_bytes = workers[t.PAGE_BYTES, decode], workers[t.STATE_BYTES, decode]
+        kv_bytes = d[D_LACKING] * page_bytes + state_bytes
+        link_s = kv_bytes / links[t.RATE, link]
+        share = link_share(links[t.RATE, link], knots, start_s, max(prefill_s, link_s))
+        hot_bytes = max(s_cached - d_cached, 0.0) / workers[t.PAGE_TOKENS, decode] * page_bytes
+        computed_bytes = kv_bytes - state_bytes - hot_bytes
+        arrived_s = start_s + computed_ready_s(
+            workers, site, s_cached, new, d_cached - s_cached, computed_bytes, state_bytes, share
+        )
+        if hot_bytes > 0:
+            begin_s = granted_s
+            arrived_s = max(arrived_s, granted_s + kv_bytes / share)
+        arrived_s += q[LINK_RAMP] + 1.5 * links[t.RTT, link]
+        transfer_s = max(arrived_s - start_s - prefill_s, 0.0)
+        imposed = imposed_s(link_s, links[t.DRAINED_AT, link] - now_s, link_pressure, link_load, q)
+
+    ready_s = max(start_s + prefill_s + transfer_s, d[D_SLOT])
+    step_s = d[D_FIRST_STEP]
+    # Where the worker still prefills others' prompts by then, this step and the one before carry a chunk.
+    # FIFO: a local prefill has nothing ahead of it any more.
+    if not local and workers[t.FREE_AT, decode] - now_s > ready_s:
+        step_s += 1.5 * d[D_CHUNK_STEP]
+    if local and 2 * d_cached >= q[PROMPT_TOKENS]:
+        kind = REUSE
+    # A negative overhead means that the terms are too high; it may not eat up a small request's.
+    overhead_s = q[ELAPSED] + max(q[OVERHEAD_REUSE + kind], -0.5 * (ready_s + step_s))
+    ttft_s = ready_s + step_s + overhead_s
+    decode_share_s = d[D_SHARE] * (ttft_s + q[OUTPUT_TOKENS] * d[D_TOKEN_STEP])
+    imposed += imposed_s(prefill_s, queue_s, sites[S_PRESSURE, site], sites[S_LOAD, site], q)
+    imposed += d[D_FULL] * imposed_s(decode_share_s, d[D_BACKLOG], d[D_PRESSURE], d[D_LOAD], q)
+    externality_s = imposed + d[D_SLOWER]
+
+    ints[KIND, row], ints[UNCACHED, row], ints[KV_BYTES, row] = kind, int(new), int(kv_bytes)
+    ints[DECODE_CACHED, row], ints[SITE_CACHED, row] = int(d_cached), int(s_cached)
+    floats[START, row], floats[PREFILL, row], floats[TRANSFER, row] = start_s, prefill_s, transfer_s
+    floats[SLOT, row], floats[STEP, row], floats[OVERHEAD, row] = d[D_SLOT], step_s, overhead_s
+    floats[TTFT, row], floats[INTERFERENCE, row] = ttft_s, interference_s
+    floats[EXTERNALITY, row], floats[COST, row] = externality_s, ttft_s + interference_s + externality_s
+    floats[GRANTED, row], floats[TRANSFER_BEGIN, row], floats[LINK_SECONDS, row] = granted_s, begin_s, link_s
+    floats[DECODE_SHARE, row], floats[MIXED_STEP, row] = decode_share_s, mixed_step_s
+    floats[TOKEN_STEP, row] = d[D_TOKEN_STEP]
 
 
-def _full_probability(d: Floats, pages: Floats, share: Floats) -> Floats:
-    """How likely a later arrival waits for the decode worker: many requests fit at once, so the FIFO price
-    is due only where it is full. Sakasegawa's u^(√(2(c+1))-1) for c = 1/share places."""
-    used_pages = 1 - (d[t.FREE_PAGES] - pages) / d[t.TOTAL_PAGES]
-    used = np.maximum(used_pages, (d[t.RUNNING] + 1) / d[t.MAX_RUNNING])
-    full: Floats = np.minimum(used, 1.0) ** (np.sqrt(2 / share + 2) - 1)
-    return full
+def request_numbers(config: SchedulerConfig) -> Floats:
+    """The vector of one request, its constants filled in."""
+    numbers = np.zeros(REQUEST_NUMBERS)
+    numbers[RATE_WINDOW : STATUS_FRESH + 1] = (
+        config.rate_window_s,
+        config.max_load,
+        config.busy_horizon_s,
+        config.link_ramp_s,
+        config.status_fresh_s,
+    )
+    return numbers

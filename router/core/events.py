@@ -5,10 +5,20 @@ Each input carries `now_s`, monotonic seconds of the gateway's clock; the schedu
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from prfaas.engine.interface import StepProfile
 from prfaas.protocol.messages import KVEvent, PrefillReport, WorkerInfo, WorkerStatus
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    BlockHashes = tuple[int, ...] | NDArray[np.uint64]
+else:
+    BlockHashes = tuple[int, ...]  # what a journal is read back as
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -25,8 +35,9 @@ class PlaceRequest(Input, frozen=True, kw_only=True, tag="place"):
     max_tokens: int
     arrival_s: float
     """When the gateway had read the request's last body byte, on the same clock as `now_s`."""
-    block_hashes: tuple[int, ...] = ()
-    """Chained hashes of the prompt's full blocks (`prfaas.kv.hashing`), at the fleet's page size."""
+    block_hashes: BlockHashes = ()
+    """Chained hashes of the prompt's full blocks (`prfaas.kv.hashing`), at the fleet's page size. An array of
+    64-bit integers, never changed afterwards, saves turning a tuple into one."""
     attempt: int = 1
     session: str = ""
     """Conversation, where the client names one; policies may pin it."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from policies.types import Floats, Outcome, PlacementKind
+from policies.types import Outcome, PlacementKind
+from router.core import costs as c
 from router.core.bookings import Booking
 from router.core.profiles import MovingMedian
 
@@ -26,7 +25,7 @@ class PathOverheads:
 
     def __init__(self, window: int) -> None:
         self._medians = [MovingMedian(window, 0.0) for _ in range(3)]
-        self.by_kind_s: Floats = np.zeros(len(PlacementKind))
+        self.by_kind_s: list[float] = [0.0] * len(PlacementKind)
 
     def observe(self, kind: PlacementKind, seconds: float) -> None:
         low, high = OVERHEAD_RANGE_S
@@ -39,44 +38,44 @@ def actual_start_s(booking: Booking) -> float | None:
     """Seconds from booking to the first chunk, the grant's way included; None before the report."""
     if booking.report is None:
         return None
-    return booking.arrive_s - booking.booked_s + booking.report.queue_s
+    return booking.terms[c.GRANTED] + booking.report.queue_s
 
 
 def overhead_sample_s(booking: Booking) -> float | None:
     """TTFT less what the terms explain, with measured queue and prefill times in place of predicted ones,
     so that their errors are not learned as overhead; None where it cannot be told."""
-    start_s, report, decision = actual_start_s(booking), booking.report, booking.decision
+    start_s, report = actual_start_s(booking), booking.report
     if start_s is None or report is None or booking.ttft_s is None:
         return None
-    ready_s = start_s + report.prefill_s + decision.term("transfer_s")
-    if decision.term("slot_s") > ready_s:
+    ready_s = start_s + report.prefill_s + booking.terms[c.TRANSFER]
+    if booking.terms[c.SLOT] > ready_s:
         return None
-    return booking.ttft_s - booking.elapsed_s - ready_s - decision.term("step_s")
+    return booking.ttft_s - booking.elapsed_s - ready_s - booking.terms[c.STEP]
 
 
 def outcome(booking: Booking, ok: bool) -> Outcome:
     """What became of a booked request, with (predicted, actual) of each measured term."""
-    decision, report = booking.decision, booking.report
+    report = booking.report
     ttft_s = math.nan if booking.ttft_s is None else booking.ttft_s
     terms: dict[str, tuple[float, float]] = {}
     start_s = actual_start_s(booking)
     if report is not None and start_s is not None:
-        terms["start_s"] = (decision.term("start_s"), start_s)
-        terms["prefill_s"] = (decision.term("prefill_s"), report.prefill_s)
+        terms["start_s"] = (booking.terms[c.START], start_s)
+        terms["prefill_s"] = (booking.terms[c.PREFILL], report.prefill_s)
         if booking.link is not None:
             moved_s = max(0.0, report.ready_s - start_s - report.prefill_s)
-            terms["transfer_s"] = (decision.term("transfer_s"), moved_s)
+            terms["transfer_s"] = (booking.terms[c.TRANSFER], moved_s)
     overhead_s = overhead_sample_s(booking)
     if overhead_s is not None:
-        terms["overhead_s"] = (decision.term("overhead_s"), overhead_s + booking.elapsed_s)
+        terms["overhead_s"] = (booking.terms[c.OVERHEAD], overhead_s + booking.elapsed_s)
     if booking.ttft_s is not None:
-        terms["ttft_s"] = (decision.ttft_s, ttft_s)
+        terms["ttft_s"] = (booking.terms[c.TTFT], ttft_s)
     return Outcome(
         request_id=booking.request_id,
         kind=booking.kind,
-        site=decision.site,
-        decode=decision.decode,
-        predicted_ttft_s=decision.ttft_s,
+        site=booking.site.name,
+        decode=booking.decode.name,
+        predicted_ttft_s=booking.terms[c.TTFT],
         actual_ttft_s=ttft_s,
         ok=ok,
         terms=terms,

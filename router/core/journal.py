@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
 
 from policies.types import Policy
 from prfaas.errors import PrfaasError
@@ -42,7 +43,7 @@ class JournalWriter:
 
     def __init__(self, file: BinaryIO, header: JournalHeader) -> None:
         self._file = file
-        self._encoder = msgspec.json.Encoder()
+        self._encoder = msgspec.json.Encoder(enc_hook=_as_list)
         self._write(header)
 
     def __call__(self, item: SchedulerInput) -> None:
@@ -50,6 +51,13 @@ class JournalWriter:
 
     def _write(self, item: object) -> None:
         self._file.write(self._encoder.encode(item) + b"\n")
+
+
+def _as_list(item: object) -> object:
+    """Block hashes that came as an array."""
+    if isinstance(item, np.ndarray):
+        return item.view(np.uint64).tolist()
+    raise TypeError(f"a journal holds no {type(item).__name__}")
 
 
 def read_journal(lines: Iterable[bytes]) -> tuple[JournalHeader, Iterator[SchedulerInput]]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from policies.types import Floats
 from prfaas.protocol.messages import LinkCounters
+from router.core import costs as c
 from router.core.bookings import Booking
 
 SMALLEST_SAMPLE_S = 0.005
@@ -137,19 +135,15 @@ class LinkState:
     source: str
     target: str
     row: int
-    """Row in the link table."""
+    """Column in the link table."""
     estimator: LinkEstimator
     transfers: dict[str, Booking] = field(default_factory=dict)
-    booked: Floats = field(default_factory=lambda: np.zeros((4, 0)))
-    """Begin, end (absolute seconds), bytes and this link's row, of `transfers`; shape [4, transfers]."""
-
-    def refresh(self) -> None:
-        """Rebuild `booked` after a change of `transfers`."""
-        rows = [(b.transfer_begin_s, b.transfer_end_s, b.kv_bytes, self.row) for b in self.transfers.values()]
-        self.booked = np.array(rows, dtype=np.float64).reshape(-1, 4).T
 
     def backlog_bytes(self, now_s: float) -> float:
         """Booked bytes that have not crossed yet, each transfer taken as evenly spread over its time."""
-        begin_s, end_s, size, _ = self.booked
-        left = (end_s - now_s) / np.maximum(end_s - begin_s, 1e-9)
-        return float(size @ np.minimum(np.maximum(left, 0.0), 1.0))
+        left_bytes = 0.0
+        for booking in self.transfers.values():
+            begin_s = booking.booked_s + booking.terms[c.TRANSFER_BEGIN]
+            left = (booking.landed_s - now_s) / max(booking.landed_s - begin_s, 1e-9)
+            left_bytes += booking.kv_bytes * min(max(left, 0.0), 1.0)
+        return left_bytes

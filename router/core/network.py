@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from prfaas.protocol.messages import LinkCounters
 from router.core import tables as t
-from router.core.bookings import Booking
 from router.core.config import SchedulerConfig
 from router.core.links import LinkEstimator, LinkState
 
@@ -56,19 +55,11 @@ class Network:
         for link in self:
             link.estimator.forget_sender(worker)
 
-    def booked(self, booking: Booking, seconds: float, now_s: float) -> None:
-        """Count a booking that has just been added."""
-        if booking.link is not None:
-            tau_s = self._config.rate_window_s
-            t.count_arrival(self.table.values, booking.link.row, t.LINK_COUNT, seconds, now_s, tau_s)
-
     def refresh(self, link: LinkState, now_s: float) -> None:
-        """Write what the estimate and the bookings say into the link's column."""
-        rate = link.estimator.rate(now_s)
+        """Write what the estimate says into the link's column."""
         column = self.table.values[:, link.row]
-        column[t.RATE] = rate
+        column[t.RATE] = link.estimator.rate(now_s)
         column[t.RTT] = link.estimator.rtt_s
-        column[t.DRAINED_AT] = now_s + link.backlog_bytes(now_s) / rate
 
     def _add(self, name: str, source: str, target: str, rate: float, rtt_s: float, now_s: float) -> None:
         estimator = LinkEstimator(rate, rtt_s, self._config.link_quiet_s)

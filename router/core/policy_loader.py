@@ -30,7 +30,7 @@ def load_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
         if not callable(getattr(policy, method, None)):
             raise ConfigError(
                 f"policy.name: `{name}` has no method `{method}`; derive it from policies.base.BasePolicy "
-                "(docs/cost.md shows how)"
+                "(docs/policies.md shows how)"
             )
     return cast(Policy, policy)
 

@@ -1,34 +1,34 @@
-"""Which worker caches which block: fed by KV events, ahead of them by short-lived predictions.
-
-An inverted index from block hash to a bit mask of worker slots, so one walk along a prompt's chained
-hashes finds the longest contiguous prefix on every worker at once. Chained hashes also make predictions
-cheap: two prompts that agree on block i agree on all before it.
-"""
+"""Which worker caches how much of a prompt: told by KV events, ahead of them by short-lived predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from policies.types import Ints
 from prfaas.protocol.messages import KVEvent, KVSnapshot, KVStored
+from router.core.block_kernels import any_common, common_prefix
+from router.core.block_table import BlockTable, Hashes, as_hashes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Prediction:
     """A prompt that a worker is held to have cached between two times."""
 
     slot: int
-    hashes: Sequence[int]
+    hashes: Hashes
     from_s: float
     until_s: float
+    first: int
+    """Hash of its first block."""
+    last: int
+    over: bool = False
+    """Confirmed, taken back or past its time."""
 
 
 @dataclass(slots=True)
 class _Worker:
-    blocks: set[int] = field(default_factory=set)
     predictions: list[Prediction] = field(default_factory=list)
     generation: str | None = None
     sequence: int = 0
@@ -39,15 +39,19 @@ class PrefixIndex:
     """Blocks by worker slot. Removing what is unknown and storing what is known change nothing."""
 
     def __init__(self) -> None:
-        self._owners: dict[int, int] = {}
+        self._table = BlockTable()
         self._workers: dict[int, _Worker] = {}
+        self._coming: list[tuple[float, int, Prediction]] = []
+        """A heap by `from_s`, then by age: predictions that no match has met in their time yet."""
+        self._predicted = 0
         self._predictions: dict[int, list[Prediction]] = {}
-        """By first block."""
+        """Those whose time has come, by first block."""
         self.gaps_total = 0
         self.snapshots_total = 0
 
     def add_worker(self, slot: int) -> None:
         self._workers[slot] = _Worker()
+        self._table.add_worker(slot)
 
     def remove_worker(self, slot: int) -> None:
         """Forget all of a worker's blocks and predictions."""
@@ -65,7 +69,7 @@ class PrefixIndex:
         if isinstance(event, KVSnapshot):
             self.snapshots_total += 1
             self._clear(slot)
-            self._store(slot, event.block_hashes)
+            self._store(slot, as_hashes(event.block_hashes))
             worker.needs_resync = False
         else:
             if event.generation != worker.generation:
@@ -76,119 +80,89 @@ class PrefixIndex:
             elif event.sequence != worker.sequence + 1:
                 self._flag_gap(worker)
             change = self._store if isinstance(event, KVStored) else self._remove
-            change(slot, event.block_hashes)
+            change(slot, as_hashes(event.block_hashes))
         worker.generation, worker.sequence = event.generation, event.sequence
 
     def needs_resync(self, slot: int) -> bool:
         """Whether this worker's deltas had a gap, so that its blocks are to be read anew."""
         return self._workers[slot].needs_resync
 
-    def predict(self, slot: int, hashes: Sequence[int], from_s: float, until_s: float) -> Prediction:
+    def predict(self, slot: int, hashes: Sequence[int] | Hashes, from_s: float, until_s: float) -> Prediction:
         """Count `hashes` (at least one) as cached on the worker between two times, unless KV events
         confirm them or take them back before."""
-        prediction = Prediction(slot, hashes, from_s, until_s)
-        self._predictions.setdefault(hashes[0], []).append(prediction)
+        chain = as_hashes(hashes)
+        prediction = Prediction(slot, chain, from_s, until_s, int(chain[0]), int(chain[-1]))
+        self._predicted += 1
+        heapq.heappush(self._coming, (from_s, self._predicted, prediction))
         self._workers[slot].predictions.append(prediction)
         return prediction
 
     def withdraw(self, prediction: Prediction) -> None:
         """The placement behind it has failed. One that is over already is ignored."""
-        worker = self._workers.get(prediction.slot)
-        if worker is not None and prediction in worker.predictions:
-            worker.predictions.remove(prediction)
-            same_start = self._predictions[prediction.hashes[0]]
+        if prediction.over:
+            return
+        prediction.over = True
+        self._workers[prediction.slot].predictions.remove(prediction)
+        same_start = self._predictions.get(prediction.first, [])
+        if prediction in same_start:
             same_start.remove(prediction)
             if not same_start:
-                del self._predictions[prediction.hashes[0]]
+                del self._predictions[prediction.first]
 
     def sweep(self, now_s: float) -> None:
         """Drop predictions that are over."""
         for worker in self._workers.values():
             for prediction in [p for p in worker.predictions if p.until_s <= now_s]:
                 self.withdraw(prediction)
+        self._meet(now_s)
 
-    def match(self, hashes: Sequence[int], slots: int, now_s: float) -> Ints:
+    def match(self, hashes: Sequence[int] | Hashes, slots: int, now_s: float) -> Ints:
         """Blocks of the longest contiguous cached prefix, by worker slot; shape [slots]."""
-        matched = [0] * slots
-        if hashes:
-            self._match_events(hashes, matched)
-            self._match_predictions(hashes, matched, now_s)
-        return np.array(matched, dtype=np.int64)
+        chain = as_hashes(hashes)
+        matched = self._table.match(chain, slots)
+        if len(chain) and (self._coming or self._predictions):
+            self._meet(now_s)
+            for prediction in self._predictions.get(int(chain[0]), ()):
+                if prediction.from_s <= now_s < prediction.until_s:
+                    depth = common_prefix(chain, prediction.hashes)
+                    if depth > matched[prediction.slot]:
+                        matched[prediction.slot] = depth
+        return matched
 
     def blocks(self, slot: int) -> int:
         """Blocks that KV events say are cached on this worker."""
-        return len(self._workers[slot].blocks)
+        return self._table.blocks(slot)
 
     def __len__(self) -> int:
         """Distinct blocks cached anywhere."""
-        return len(self._owners)
+        return len(self._table)
 
-    def _match_predictions(self, hashes: Sequence[int], matched: list[int], now_s: float) -> None:
-        depths: dict[int, int] = {}
-        for prediction in self._predictions.get(hashes[0], ()):
-            if prediction.from_s <= now_s < prediction.until_s:
-                last = prediction.hashes[-1]
-                if last not in depths:
-                    depths[last] = _common_prefix(hashes, prediction.hashes)
-                matched[prediction.slot] = max(matched[prediction.slot], depths[last])
-
-    def _match_events(self, hashes: Sequence[int], matched: list[int]) -> None:
-        owners = self._owners
-        alive = (1 << len(matched)) - 1
-        for depth, block in enumerate(hashes):
-            still = alive & owners.get(block, 0)
-            if still != alive:
-                _record(matched, alive & ~still, depth)
-                alive = still
-                if not alive:
-                    return
-        _record(matched, alive, len(hashes))
+    def _meet(self, now_s: float) -> None:
+        """Let predictions count whose time has come."""
+        while self._coming and self._coming[0][0] <= now_s:
+            prediction = heapq.heappop(self._coming)[2]
+            if not prediction.over:
+                self._predictions.setdefault(prediction.first, []).append(prediction)
 
     def _flag_gap(self, worker: _Worker) -> None:
         worker.needs_resync = True
         self.gaps_total += 1
 
-    def _store(self, slot: int, hashes: Iterable[int]) -> None:
-        worker, stored, bit = self._workers[slot], set(hashes), 1 << slot
-        worker.blocks |= stored
-        for block in stored:
-            self._owners[block] = self._owners.get(block, 0) | bit
-        for prediction in [p for p in worker.predictions if p.hashes[-1] in stored]:
-            self.withdraw(prediction)
+    def _store(self, slot: int, hashes: Hashes) -> None:
+        self._table.store(slot, hashes)
+        worker = self._workers[slot]
+        if worker.predictions:
+            stored = set(hashes.tolist())
+            for prediction in [p for p in worker.predictions if p.last in stored]:
+                self.withdraw(prediction)
 
-    def _remove(self, slot: int, hashes: Iterable[int]) -> None:
-        worker, removed, bit = self._workers[slot], set(hashes), 1 << slot
-        for block in removed & worker.blocks:
-            left = self._owners[block] & ~bit
-            if left:
-                self._owners[block] = left
-            else:
-                del self._owners[block]
-        worker.blocks -= removed
-        for prediction in [p for p in worker.predictions if not removed.isdisjoint(p.hashes)]:
+    def _remove(self, slot: int, hashes: Hashes) -> None:
+        self._table.remove(slot, hashes)
+        worker = self._workers[slot]
+        for prediction in [p for p in worker.predictions if any_common(hashes, p.hashes)]:
             self.withdraw(prediction)
 
     def _clear(self, slot: int) -> None:
-        worker = self._workers[slot]
-        self._remove(slot, list(worker.blocks))
-        for prediction in list(worker.predictions):
+        self._table.clear(slot)
+        for prediction in list(self._workers[slot].predictions):
             self.withdraw(prediction)
-
-
-def _record(matched: list[int], slots: int, depth: int) -> None:
-    while slots and depth:
-        lowest = slots & -slots
-        matched[lowest.bit_length() - 1] = depth
-        slots ^= lowest
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix of two hash chains that agree on their first block."""
-    low, high = 1, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[middle - 1] == b[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

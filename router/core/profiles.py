@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
 
 from prfaas.engine.interface import StepProfile
 
@@ -23,7 +22,9 @@ class MovingMedian:
 
     def add(self, sample: float) -> None:
         self._samples.append(sample)
-        self.value = median(self._samples)
+        ordered, half = sorted(self._samples), len(self._samples) // 2
+        odd = len(ordered) % 2 == 1
+        self.value = ordered[half] if odd else (ordered[half - 1] + ordered[half]) / 2
 
     def __len__(self) -> int:
         return len(self._samples)

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from policies.cost_model import CostModel
 from policies.types import Command, FleetView, Outcome, PlacementKind, Policy, RequestView
-from router.core import tables as t
-from router.core.bookings import Booking, Bookings, make_booking
+from router.core import block_table, book, costs
+from router.core.block_table import Hashes, as_hashes
+from router.core.bookings import Booking, Bookings
+from router.core.candidates import Weighed, candidates_of
 from router.core.config import SchedulerConfig
-from router.core.costs import Priced, price
 from router.core.decision import Decision, NoCapacity
 from router.core.events import (
     Failed,
@@ -37,14 +38,15 @@ from router.core.events import (
     WorkerLost,
     WorkerProfile,
 )
-from router.core.feasibility import feasible_rows
+from router.core.feasibility import avoided, no_worker, refusal, wanted
 from router.core.feedback import PathOverheads, outcome, overhead_sample_s
 from router.core.fleet import Fleet, WorkerState
 from router.core.network import Network
 from router.core.policy_host import PolicyHost
 from router.core.prefix_index import PrefixIndex
 from router.core.topology import Topology, build_topology
-from router.core.views import Counters, LinkView, WorkerView, fleet_view, link_views, worker_views
+from router.core.views import Counters, FleetViews, LinkView, WorkerView, link_views, worker_views
+from router.core.weigh import take_stock, weigh
 
 log = logging.getLogger(__name__)
 OUTPUT_WEIGHT = 0.1
@@ -85,10 +87,12 @@ class Scheduler:
         self._host = PolicyHost(policy, name, CostModel(), "cost_model", self.config, timer)
         self._fleet = Fleet(self.config)
         self._network = Network(self.config)
+        self._views = FleetViews(self._fleet, self._network, self.config)
         self._index = PrefixIndex()
         self._bookings = Bookings(self.config.booking_deadline_s)
         self._overheads = PathOverheads(self.config.overhead_window)
         self._output_tokens = self.config.expected_output_tokens
+        self._numbers = costs.request_numbers(self.config)
         self._now_s = 0.0
         self._topology: tuple[tuple[int, int], Topology] | None = None
         self._commands: list[Command] = []
@@ -108,6 +112,9 @@ class Scheduler:
             PolicyOverran: self._on_overran,
             Tick: self._on_tick,
         }
+        book.warm_up()
+        block_table.warm_up()
+        self._take_stock()
 
     # ------------------------------------------------------------ the interface
 
@@ -131,13 +138,13 @@ class Scheduler:
             self._give_up(former)
         self._sweep()
         try:
-            decision, priced = self._decide(request, self._host.choose)
+            decision, weighed = self._decide(request, self._host.choose)
         except NoCapacity as refusal:
             self._counters.refused[refusal.reason] = self._counters.refused.get(refusal.reason, 0) + 1
             raise
         finally:
             self._watch_budget()
-        self._book(request, decision, priced)
+        self._book(request, decision, weighed)
         self._counters.placements[decision.kind.label] += 1
         self._counters.not_least_cost += not decision.least_cost
         return decision
@@ -159,9 +166,11 @@ class Scheduler:
 
     def view(self) -> FleetView:
         """The fleet as policies see it."""
-        return fleet_view(self._fleet, self._network, self._now_s, self.config)
+        self._take_stock()
+        return self._views.at(self._now_s)
 
     def workers(self) -> Iterator[WorkerView]:
+        self._take_stock()
         return worker_views(self._fleet, self._index, self._now_s)
 
     def links(self) -> Iterator[LinkView]:
@@ -200,38 +209,58 @@ class Scheduler:
 
     def _decide(
         self, request: PlaceRequest, choose: Callable[..., tuple[int, str]]
-    ) -> tuple[Decision, Priced]:
-        blocks = self._index.match(request.block_hashes, self._fleet.table.columns, request.now_s)
-        topology = self._current_topology()
-        rows = feasible_rows(request, topology, self._fleet, self._network.table.values, blocks)
-        priced = price(
-            rows,
-            prompt_tokens=request.prompt_tokens,
-            now_s=request.now_s,
-            elapsed_s=max(0.0, request.now_s - request.arrival_s),
-            path_overhead_s=self._overheads.by_kind_s,
-            output_tokens=self._expected_output(request),
-            links=self._network,
-            config=self.config,
-        )
-        seen = RequestView(
-            request.request_id, request.arrival_s, request.prompt_tokens, request.max_tokens,
-            request.attempt, request.session,
-        )  # fmt: skip
-        candidates = priced.candidates
+    ) -> tuple[Decision, Weighed]:
+        weighed = self._weigh(request)
+        candidates = weighed.candidates
         if request.pair is None:
-            chosen, policy = choose(seen, candidates, self.view(), self._rng)
+            seen = RequestView(
+                request.request_id, request.arrival_s, request.prompt_tokens, request.max_tokens,
+                request.attempt, request.session,
+            )  # fmt: skip
+            chosen, policy = choose(seen, candidates, self._views.at(self._now_s), self._rng)
         else:
             chosen, policy = 0, "pair"
         if chosen < 0:
             message = f"policy {policy} accepts none of {len(candidates)} feasible placements"
             raise NoCapacity("policy_refused", 1.0, message)
-        least_cost = bool(candidates.cost_s[chosen] <= candidates.cost_s.min())
+        least_cost = bool(weighed.floats[costs.COST, chosen] <= weighed.least_cost_s)
         decision = Decision(
             request.request_id, request.attempt, request.now_s, request.prompt_tokens, policy,
             candidates, chosen, least_cost,
         )  # fmt: skip
-        return decision, priced
+        return decision, weighed
+
+    def _weigh(self, request: PlaceRequest) -> Weighed:
+        """Price every pair that can take the request.
+
+        Raises:
+            NoCapacity: there is none.
+        """
+        workers, topology = self._fleet.table.values, self._current_topology()
+        hashes = as_hashes(request.block_hashes)
+        blocks = self._index.match(hashes, self._fleet.table.columns, request.now_s)
+        if not len(topology):
+            raise no_worker()
+        numbers, pairs = self._numbers, len(topology)
+        numbers[: costs.OUTPUT_TOKENS + 1] = (
+            request.now_s,
+            request.prompt_tokens,
+            max(0.0, request.now_s - request.arrival_s),
+            self._expected_output(request),
+        )
+        numbers[costs.OVERHEAD_REUSE : costs.LEAST_COST] = self._overheads.by_kind_s
+        keep = np.empty(pairs, np.bool_)
+        floats, ints = np.empty((costs.FLOAT_ROWS, pairs)), np.empty((costs.INT_ROWS, pairs), np.int64)
+        kept = weigh(
+            workers, self._network.table.values, self._bookings.values, self._bookings.count, topology.pairs,
+            blocks, numbers, avoided(request, topology), wanted(request, topology), keep, floats, ints,
+        )  # fmt: skip
+        if kept < 0:
+            raise refusal(kept, request, topology, workers)
+        if kept < pairs:
+            floats, ints = floats[:, :kept], ints[:, :kept]
+        candidates = candidates_of(topology, keep, floats, ints)
+        return Weighed(floats, ints, hashes, candidates, float(numbers[costs.LEAST_COST]))
 
     def _current_topology(self) -> Topology:
         version = (self._fleet.version, self._network.version)
@@ -250,36 +279,36 @@ class Scheduler:
 
     # ------------------------------------------------------------ booking
 
-    def _book(self, request: PlaceRequest, decision: Decision, priced: Priced) -> None:
+    def _book(self, request: PlaceRequest, decision: Decision, weighed: Weighed) -> None:
         decode, site = self._fleet.get(decision.decode), self._fleet.get(decision.site)
         if decode is None or site is None:
             raise AssertionError(f"candidates come from the fleet, {decision.header} does not")
-        booking = make_booking(request, decision, priced, decode, site, self._expected_output(request))
-        booking.visible_s += self.config.status_lag_s
-        if site is not decode:
-            booking.link = self._network.links[site.info.cluster, decode.info.cluster]
+        link = None if site is decode else self._network.links[site.info.cluster, decode.info.cluster]
+        row = self._bookings.next_row()
+        book.book(
+            self._fleet.table.values, self._network.table.values, self._bookings.values, row,
+            weighed.floats, weighed.ints, decision.chosen, decode.slot, site.slot,
+            -1 if link is None else link.row, self._numbers, self.config.status_lag_s,
+        )  # fmt: skip
+        booking = Booking(
+            request.request_id, request.attempt, decision.kind, decode, site, link, row, request.now_s,
+            float(self._numbers[costs.ELAPSED]), float(self._numbers[costs.OUTPUT_TOKENS]),
+            weighed.floats[:, decision.chosen].tolist(), int(weighed.ints[costs.KV_BYTES, decision.chosen]),
+        )  # fmt: skip
         self._bookings.add(booking)
-        row, now_s, tau_s = decision.chosen, self._now_s, self.config.rate_window_s
-        table = self._fleet.table.values
-        if booking.tokens:
-            t.count_arrival(table, site.slot, t.PREFILL_COUNT, booking.work_s, now_s, tau_s)
-        t.count_arrival(table, decode.slot, t.DECODE_COUNT, float(priced.decode_share[row]), now_s, tau_s)
-        self._network.booked(booking, float(priced.link_seconds[row]), now_s)
-        self._predict(booking, request.block_hashes)
-        self._refresh(booking)
+        self._predict(booking, weighed.hashes)
 
-    def _predict(self, booking: Booking, hashes: tuple[int, ...]) -> None:
+    def _predict(self, booking: Booking, hashes: Hashes) -> None:
         """Hold the prompt's blocks to be cached where they are computed and where they land."""
-        if not hashes:
+        if not len(hashes):
             return
-        computed_s = booking.booked_s + booking.decision.term("start_s") + booking.decision.term("prefill_s")
-        landed_s = computed_s + booking.decision.term("transfer_s")
         at_once = self.config.predicted_from == "placed"
+        ready_at = {booking.site.slot: booking.computed_s, booking.decode.slot: booking.landed_s}
         booking.predictions = tuple(
             self._index.predict(
                 slot, hashes, booking.booked_s if at_once else ready_s, ready_s + self.config.predicted_ttl_s
             )
-            for slot, ready_s in {booking.site.slot: computed_s, booking.decode.slot: landed_s}.items()
+            for slot, ready_s in ready_at.items()
         )
 
     def _give_up(self, booking: Booking) -> None:
@@ -294,15 +323,14 @@ class Scheduler:
 
     def _release(self, booking: Booking) -> None:
         self._bookings.release(booking)
-        booking.decode.decodes_changed_s = self._now_s
-        self._refresh(booking)
+        self._fleet.decodes_changed(booking.decode, self._now_s)
 
-    def _refresh(self, booking: Booking) -> None:
-        for worker in {id(booking.decode): booking.decode, id(booking.site): booking.site}.values():
-            if self._fleet.get(worker.name) is worker:
-                self._fleet.refresh(worker, self._now_s)
-        if booking.link is not None:
-            self._network.refresh(booking.link, self._now_s)
+    def _take_stock(self) -> None:
+        """Bring what the tables say of load up to now."""
+        take_stock(
+            self._fleet.table.values, self._network.table.values, self._bookings.values,
+            self._bookings.count, self._numbers, self._now_s,
+        )  # fmt: skip
 
     def _sweep(self) -> None:
         for booking in self._bookings.expired(self._now_s):
@@ -323,14 +351,14 @@ class Scheduler:
             if known.info == event.info:
                 return
             self._forget(known)
-        worker = self._fleet.join(event.info, event.ready, self._now_s)
+        worker = self._fleet.join(event.info, event.ready)
         self._index.add_worker(worker.slot)
         self._network.add_cluster(event.info.cluster, self._now_s)
 
     def _on_profile(self, event: WorkerProfile) -> None:
         worker = self._fleet.get(event.worker)
         if worker is not None:
-            self._fleet.set_profile(worker, event.profile, self._now_s)
+            self._fleet.set_profile(worker, event.profile)
 
     def _on_lost(self, event: WorkerLost) -> None:
         worker = self._fleet.get(event.worker)
@@ -348,7 +376,6 @@ class Scheduler:
         for booking in list(worker.prefills.values()):
             self._bookings.end_prefill(booking)
             self._withdraw(booking)
-            self._refresh(booking)
 
     def _on_status(self, event: StatusReceived) -> None:
         status = event.status
@@ -374,24 +401,21 @@ class Scheduler:
             return
         report = booking.report = event.report
         if report.site == booking.site.name:
-            chunks = np.ceil(report.computed_tokens / booking.site.profile.profile.chunk_tokens)
-            booking.site.profile.observe_prefill(
-                report.computed_tokens, report.cached_tokens, chunks * booking.mixed_step_s, report.prefill_s
+            mixed_step_s = booking.terms[costs.MIXED_STEP]
+            self._fleet.observe_prefill(
+                booking.site, report.computed_tokens, report.cached_tokens, mixed_step_s, report.prefill_s
             )
         self._learn_overhead(booking)
         self._bookings.end_prefill(booking)
-        self._refresh(booking)
 
     def _on_first_token(self, event: FirstToken) -> None:
         booking = self._bookings.get(event.request_id)
         if booking is None or booking.decoding:
             return
-        booking.ttft_s = event.ttft_s
-        booking.end_s = self._now_s + booking.output_tokens * booking.decision.term("step_s")
-        booking.decode.decodes_changed_s = self._now_s
+        self._bookings.begin_answer(booking, event.ttft_s, self._now_s)
+        self._fleet.decodes_changed(booking.decode, self._now_s)
         self._learn_overhead(booking)
         self._bookings.end_prefill(booking)
-        self._refresh(booking)
 
     def _learn_overhead(self, booking: Booking) -> None:
         """Once both the report and the first token are known; either may come first."""
@@ -429,8 +453,6 @@ class Scheduler:
     def _on_tick(self, event: Tick) -> None:
         self._sweep()
         self._index.sweep(self._now_s)
-        for worker in self._fleet:
-            self._fleet.refresh(worker, self._now_s)
         for link in self._network:
             self._network.refresh(link, self._now_s)
         self._commands = self._host.control(self.view(), self._now_s)

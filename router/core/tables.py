@@ -1,12 +1,10 @@
-"""Numbers of all workers and all links as two matrices, one row per quantity, so that a placement gathers
-its candidates' inputs with one indexing operation each.
+"""Numbers of all workers, links and bookings as matrices: what the compiled code reads and writes.
 
-Times are absolute (the scheduler's `now_s` scale), so rows need no refresh while time merely passes.
+Times are absolute (the scheduler's `now_s` scale). "As of the last tally" are quantities that `tally.tally`
+derives from statuses and bookings whenever somebody wants to read them.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 
@@ -14,34 +12,63 @@ from policies.types import Floats
 
 # Worker quantities. Profile rows are already multiplied by their correction factors.
 (
-    FREE_AT,          # when the prefill work queued here ends
+    FREE_AT,          # as of the last tally: when the prefill work queued here ends
     CHUNK,            # tokens per prefill chunk
     PREFILL_BASE, PREFILL_TOKEN, PREFILL_CONTEXT,
     DECODE_BASE, DECODE_SEQUENCE, DECODE_CONTEXT,
-    RUNNING,          # sequences decoding
-    RUNNING_CONTEXT,  # their tokens
-    SLOT_AT,          # when a decode slot is free
-    FREE_PAGES, TOTAL_PAGES,
+    RUNNING,          # as of the last tally: sequences decoding
+    RUNNING_CONTEXT,  # as of the last tally: their tokens
+    SLOT_AT,          # as of the last tally: when a decode slot is free
+    FREE_PAGES,       # as of the last tally
+    TOTAL_PAGES,
     PAGE_TOKENS,
     PAGE_BYTES,       # of one page over all layers
+    STATE_BYTES,      # fixed-size state of a sequence
     LAYERS,
-    WAITING,          # requests queued
+    WAITING,          # as of the last tally: requests queued
     MAX_QUEUE, MAX_RUNNING,
-    QUEUED_TOKENS,    # prefill tokens booked and not computed
-    PAGES_IDLE_AT,    # when the booked page-seconds would be over, the whole pool working on them
+    QUEUED_TOKENS,    # as of the last tally: prefill tokens booked and not computed
+    PAGES_IDLE_AT,    # as of the last tally: when the booked page-seconds would be over, all pages working
     PREFILL_COUNT, PREFILL_WORK, PREFILL_AT,  # decayed: placements, their seconds, time of the last one
     DECODE_COUNT, DECODE_WORK, DECODE_AT,
-) = range(27)  # fmt: skip
-WORKER_ROWS = 27
+    STATUS_AT,        # when the last status came; -inf before the first
+    STATUS_WAITING, STATUS_RUNNING, STATUS_CONTEXT, STATUS_PREFILL_TOKENS, STATUS_FREE_PAGES,
+    STATUS_PAGES,     # 0 where the status does not speak of pages
+    DECODES_CHANGED_AT,  # when a booked answer last began or ended
+    # Working space of the tally.
+    SHOWN_TOKENS, SHOWN_WORK, UNSHOWN_TOKENS, PREFILLS, DECODES, AWAITING_KV, PINNED, PINNED_UNSEEN,
+) = range(44)  # fmt: skip
+WORKER_ROWS = 44
 
 # Link quantities.
 (
     RATE,             # bytes per second
     RTT,
-    DRAINED_AT,       # when the booked bytes would be over at that rate
+    DRAINED_AT,       # as of the last tally: when the booked bytes would be over at that rate
     LINK_COUNT, LINK_WORK, LINK_AT,
 ) = range(6)  # fmt: skip
 LINK_ROWS = 6
+
+# Booking quantities.
+(
+    HELD,             # 1 until the request is over
+    PREFILLING,       # 1 until its prompt's KV is complete, or its site gone
+    DECODING,         # 1 from the first token on
+    DECODE_SLOT, SITE_SLOT,
+    LINK_ROW,         # -1 for local prefill
+    BOOKED_AT,
+    ARRIVE_AT,        # when the site hears of it
+    VISIBLE_AT,       # from when on a status that does not show it means that it is done
+    WORK,             # prefill seconds
+    TOKENS,           # tokens to prefill
+    KV_BYTES,
+    TRANSFER_BEGIN, TRANSFER_END,
+    DECODE_PAGES,
+    SITE_PAGES,       # 0 for local prefill, whose pages are the decode worker's
+    CONTEXT,          # tokens of the prompt
+    END_AT,           # when the answer is expected to end
+) = range(18)  # fmt: skip
+BOOKING_COLUMNS = 18
 
 
 class Table:
@@ -72,12 +99,3 @@ class Table:
 
     def give_back(self, column: int) -> None:
         self._free.append(column)
-
-
-def count_arrival(
-    table: Floats, column: int, count_row: int, work: float, now_s: float, tau_s: float
-) -> None:
-    """Add one arrival with `work` seconds to a decayed count, its decayed work and its time (three rows)."""
-    count, total, at_s = table[count_row : count_row + 3, column].tolist()
-    decay = math.exp((at_s - now_s) / tau_s)
-    table[count_row : count_row + 3, column] = count * decay + 1.0, total * decay + work, now_s

@@ -1,4 +1,4 @@
-"""Which (decode worker, prefill site) pairs exist, as index arrays: rebuilt when the fleet changes."""
+"""Which (decode worker, prefill site) pairs exist: rebuilt when the fleet changes."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.types import Bools, Ints, PlacementKind
+from policies.types import Ints, PlacementKind
 from router.core.fleet import Fleet, WorkerState
 from router.core.links import LinkState
 
 NO_LINK = 0
-"""Row of the link table that local prefill points at; it is never priced."""
+"""Column of the link table that local prefill points at; it is never priced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """One row per pair; arrays have shape [rows]."""
+    """All pairs in one order, those of a decode worker together."""
 
     decode: tuple[str, ...]
     site: tuple[str, ...]
-    decode_slot: Ints
-    site_slot: Ints
-    link_row: Ints
-    kind: Ints
-    """LOCAL (REUSE is decided per request), POOL or REMOTE."""
-    local: Bools
+    pairs: Ints
+    """Decode slot, site slot, link column and kind (LOCAL, POOL or REMOTE; REUSE is decided per request);
+    shape [4, pairs]."""
 
     def __len__(self) -> int:
         return len(self.decode)
@@ -45,13 +42,9 @@ def build_topology(fleet: Fleet, links: dict[tuple[str, str], LinkState]) -> Top
                 near = site.info.cluster == decode.info.cluster
                 kind = PlacementKind.POOL if near else PlacementKind.REMOTE
                 rows.append((decode, site, link.row, kind))
-    kind_of = np.array([kind for _, _, _, kind in rows], dtype=np.int64)
+    pairs = np.array([(decode.slot, site.slot, link, kind) for decode, site, link, kind in rows], np.int64)
     return Topology(
         decode=tuple(decode.name for decode, _, _, _ in rows),
         site=tuple(site.name for _, site, _, _ in rows),
-        decode_slot=np.array([decode.slot for decode, _, _, _ in rows], dtype=np.int64),
-        site_slot=np.array([site.slot for _, site, _, _ in rows], dtype=np.int64),
-        link_row=np.array([row for _, _, row, _ in rows], dtype=np.int64),
-        kind=kind_of,
-        local=kind_of == PlacementKind.LOCAL,
+        pairs=np.ascontiguousarray(pairs.reshape(-1, 4).T),
     )

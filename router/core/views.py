@@ -2,39 +2,125 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 
-from policies.types import FleetView, Floats
+from policies.types import FleetView, Floats, Ints
 from router.core import tables as t
 from router.core.config import SchedulerConfig
-from router.core.fleet import Fleet
+from router.core.fleet import Fleet, WorkerState
 from router.core.network import Network
 from router.core.prefix_index import PrefixIndex
 
 Number = TypeVar("Number")
+Fact = TypeVar("Fact")
 
 
-class ColumnMapping(Mapping[str, Number]):
-    """One row of a table by name, read when asked for; cheap to make for every placement."""
+class Slots:
+    """Table columns of whole tuples of names. The tuples of a `Candidates` are mostly those of the topology,
+    the same objects for every request, so looking them up by identity saves a policy most of its time."""
 
-    def __init__(
-        self, columns: Mapping[str, int], values: Floats, cast: Callable[[np.float64], Number]
-    ) -> None:
-        self._columns, self._values = columns, values
+    KEPT = 8
+
+    def __init__(self, owner: Fleet | Network) -> None:
+        self.owner = owner
+        self._known: dict[int, tuple[tuple[str, ...], Mapping[str, int], Ints]] = {}
+
+    def of(self, names: tuple[str, ...]) -> Ints:
+        columns = self.owner.columns
+        known = self._known.get(id(names))
+        if known is not None and known[0] is names and known[1] is columns:
+            return known[2]
+        slots: Ints = np.fromiter(map(columns.__getitem__, names), np.int64, len(names))
+        if len(self._known) >= self.KEPT:
+            self._known.clear()
+        self._known[id(names)] = (names, columns, slots)
+        return slots
+
+
+class TableRow(Mapping[str, Number]):
+    """One quantity of all workers or links by name, read from the table when asked for."""
+
+    def __init__(self, slots: Slots, row: int, cast: Callable[[np.float64], Number]) -> None:
+        self._slots, self._row = slots, row
         self._cast: Callable[[np.float64], Number] = cast
 
     def __getitem__(self, name: str) -> Number:
-        return self._cast(self._values[self._columns[name]])
+        owner = self._slots.owner
+        return self._cast(owner.table.values[self._row, owner.columns[name]])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
+        return iter(self._slots.owner.columns)
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return len(self._slots.owner.columns)
+
+    def take(self, names: tuple[str, ...]) -> Floats:
+        """The values of `names`, see `policies.base.gather`."""
+        values: Floats = self._slots.owner.table.values[self._row].take(self._slots.of(names))
+        return values
+
+
+class SlotNumbers(Mapping[str, int]):
+    """Each worker's column in the table."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    def __getitem__(self, name: str) -> int:
+        return self._slots.owner.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._slots.owner.columns)
+
+    def __len__(self) -> int:
+        return len(self._slots.owner.columns)
+
+    def take(self, names: tuple[str, ...]) -> Ints:
+        """The numbers of `names`, see `policies.base.gather`."""
+        return self._slots.of(names)
+
+
+class WorkerFacts(Mapping[str, Fact]):
+    """What `read` tells of each worker, by name."""
+
+    def __init__(self, fleet: Fleet, read: Callable[[WorkerState], Fact]) -> None:
+        self._fleet, self._read = fleet, read
+
+    def __getitem__(self, name: str) -> Fact:
+        worker = self._fleet.get(name)
+        if worker is None:
+            raise KeyError(name)
+        return self._read(worker)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fleet.columns)
+
+    def __len__(self) -> int:
+        return len(self._fleet)
+
+
+class LinkUtilisation(Mapping[str, float]):
+    """Booked seconds per second by direction, decayed to `now_s`."""
+
+    def __init__(self, network: Network, window_s: float) -> None:
+        self.now_s = 0.0
+        self._network, self._window_s = network, window_s
+
+    def __getitem__(self, name: str) -> float:
+        column = self._network.table.values[:, self._network.columns[name]]
+        decay = math.exp((float(column[t.LINK_AT]) - self.now_s) / self._window_s)
+        return float(column[t.LINK_WORK]) * decay / self._window_s
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._network.columns)
+
+    def __len__(self) -> int:
+        return len(self._network.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +181,47 @@ class Counters:
     """Why, where it was."""
 
 
-def fleet_view(fleet: Fleet, network: Network, now_s: float, config: SchedulerConfig) -> FleetView:
-    """The fleet as policies see it; its mappings are live."""
-    columns, links = fleet.columns, network.columns
-    workers, rows = fleet.table.values, network.table.values
-    weight = np.exp((rows[t.LINK_AT] - now_s) / config.rate_window_s) / config.rate_window_s
-    return FleetView(
-        now_s=now_s,
-        workers=tuple(columns),
-        queued_tokens=ColumnMapping(columns, workers[t.QUEUED_TOKENS], int),
-        running=ColumnMapping(columns, workers[t.RUNNING], int),
-        link_bytes_per_s=ColumnMapping(links, rows[t.RATE], float),
-        link_utilisation=ColumnMapping(links, rows[t.LINK_WORK] * weight, float),
-    )
+class FleetViews:
+    """The `FleetView` that policies see: one object, whose mappings are live, so that a placement pays for
+    setting its clock only."""
+
+    def __init__(self, fleet: Fleet, network: Network, config: SchedulerConfig) -> None:
+        self._fleet = fleet
+        self._columns: Mapping[str, int] = fleet.columns
+        self._utilisation = LinkUtilisation(network, config.rate_window_s)
+        worker, link = Slots(fleet), Slots(network)
+        self._view = FleetView(
+            now_s=0.0,
+            workers=tuple(fleet.columns),
+            queued_tokens=TableRow(worker, t.QUEUED_TOKENS, int),
+            running=TableRow(worker, t.RUNNING, int),
+            link_bytes_per_s=TableRow(link, t.RATE, float),
+            link_utilisation=self._utilisation,
+            number=SlotNumbers(worker),
+            cluster=WorkerFacts(fleet, lambda worker: worker.info.cluster),
+            role=WorkerFacts(fleet, lambda worker: worker.info.role),
+            ready=WorkerFacts(fleet, lambda worker: worker.ready),
+            waiting=TableRow(worker, t.WAITING, int),
+            free_pages=TableRow(worker, t.FREE_PAGES, int),
+            total_pages=TableRow(worker, t.TOTAL_PAGES, int),
+            page_tokens=TableRow(worker, t.PAGE_TOKENS, int),
+            running_context_tokens=TableRow(worker, t.RUNNING_CONTEXT, int),
+            max_running=TableRow(worker, t.MAX_RUNNING, int),
+            decode_base_s=TableRow(worker, t.DECODE_BASE, float),
+            decode_sequence_s=TableRow(worker, t.DECODE_SEQUENCE, float),
+            decode_context_s=TableRow(worker, t.DECODE_CONTEXT, float),
+            prefill_ends_s=TableRow(worker, t.FREE_AT, float),
+            link_drains_s=TableRow(link, t.DRAINED_AT, float),
+        )
+
+    def at(self, now_s: float) -> FleetView:
+        """The fleet at `now_s`: the same object as before."""
+        self._utilisation.now_s = now_s
+        object.__setattr__(self._view, "now_s", now_s)  # frozen for policies, not for us
+        if self._fleet.columns is not self._columns:
+            self._columns = self._fleet.columns
+            object.__setattr__(self._view, "workers", tuple(self._columns))
+        return self._view
 
 
 def worker_views(fleet: Fleet, index: PrefixIndex, now_s: float) -> Iterator[WorkerView]:

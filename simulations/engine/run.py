@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies.types import Policy
 from router.core.events import SchedulerInput
+from simulations.engine.arrivals import Arrivals
+from simulations.engine.build import build_world
+from simulations.engine.recorder import Sampler, result
+from simulations.engine.request import Request
+from simulations.engine.worker_spec import FleetError as FleetError
 from simulations.fleet import Fleet
 from simulations.result import RunResult
 from simulations.workload.trace import Trace
+
+_SAMPLES = 256
+_SHORTEST_SAMPLE_S = 0.05
+_LOOK_EVERY = 256
+"""Requests between two looks at `progress` and `stop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,53 @@ class RunOptions:
 def simulate(trace: Trace, fleet: Fleet, policy: Policy, options: RunOptions | None = None) -> RunResult:
     """Replay `trace` through the live scheduler against simulated workers and links.
 
+    Ctrl-C ends the run as `RunOptions.stop` does: with what is known.
+
     Raises:
         FleetError: the fleet cannot hold the trace's requests, or a profile is unknown.
     """
-    raise NotImplementedError
+    options = options or RunOptions()
+    began_s = time.process_time()
+    world = build_world(trace, fleet, policy, seed=options.seed, journal=options.journal)
+    arrivals = Arrivals(world, trace, fleet.page_size, causal=options.causal)
+    sampler = Sampler(world, max(trace.duration_s / _SAMPLES, _SHORTEST_SAMPLE_S))
+    watch = _Watch(options, world.recorder.requests, world.loop.stop)
+    world.on_ended = [arrivals.ended, watch.ended]
+    sampler.start()
+    arrivals.start()
+    try:
+        world.loop.run()
+        world.router.finish()
+    except KeyboardInterrupt:
+        world.loop.stop()
+    return result(
+        world.recorder,
+        sampler,
+        policy=world.router.scheduler.policy,
+        fleet=fleet.name,
+        trace=trace.name,
+        seed=options.seed,
+        complete=world.unfinished == 0,
+        workers=world.worker_names,
+        first=int(options.drop_first * len(trace)),
+        cpu_s=time.process_time() - began_s,
+    )
+
+
+class _Watch:
+    """Shows progress and asks whether to stop."""
+
+    def __init__(self, options: RunOptions, requests: int, stop: Callable[[], None]) -> None:
+        self._options = options
+        self._requests = requests
+        self._stop = stop
+        self._ended = 0
+
+    def ended(self, _: Request) -> None:
+        self._ended += 1
+        if self._ended % _LOOK_EVERY and self._ended != self._requests:
+            return
+        if self._options.progress is not None:
+            self._options.progress(self._ended, self._requests)
+        if self._options.stop is not None and self._options.stop():
+            self._stop()

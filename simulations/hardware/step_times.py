@@ -25,10 +25,15 @@ class StepLine:
 class StepTimes(Protocol):
     """Step times of one kind of worker. Overheads per step and per request are already in them."""
 
-    chunk_tokens: int
-    """Most prompt tokens computed in one step."""
-    request_overhead_s: float
-    """Once per request before its first chunk is computed: tokenizer, HTTP, engine scheduler."""
+    @property
+    def chunk_tokens(self) -> int:
+        """Most prompt tokens computed in one step."""
+        ...
+
+    @property
+    def request_overhead_s(self) -> float:
+        """Once per request before its first chunk is computed: tokenizer, HTTP, engine scheduler."""
+        ...
 
     def prefill_s(self, new_tokens: int, cached_tokens: int) -> float:
         """A whole prompt's chunks on an otherwise idle engine, without `request_overhead_s`."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from prfaas.errors import ConfigError
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -39,6 +41,8 @@ class Trace:
     """Conversation of each request, or empty: every request stands alone. Turns of one are in trace order."""
     think_s: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
     """Time between the end of the former turn's answer and this request; used by causal replay."""
+    notes: tuple[str, ...] = ()
+    """What the importer assumed or left out, for people."""
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -62,6 +66,50 @@ class Trace:
         end = min(begin + full, int(self.block_offsets[index + 1]))
         return tuple(self.blocks[begin:end].tolist())
 
+    def repaged(self, page_tokens: int) -> Trace:
+        """The same prompts named by blocks of `page_tokens`, as a fleet with that page size hashes them.
+
+        Larger pages take the id of their last block: it names all before it. Smaller ones are numbered within
+        their block; two prompts that part inside a block still part at its begin, as the trace cannot tell.
+
+        Raises:
+            ConfigError: one size does not divide the other.
+        """
+        if page_tokens == self.block_tokens:
+            return self
+        if len(self.block_offsets) <= 1:
+            return replace(self, block_tokens=page_tokens)
+        if page_tokens % self.block_tokens == 0:
+            return self._coarser(page_tokens)
+        if page_tokens >= 1 and self.block_tokens % page_tokens == 0:
+            return self._finer(page_tokens)
+        raise ConfigError(
+            f"trace {self.name} has blocks of {self.block_tokens} tokens and the fleet pages of "
+            f"{page_tokens}; `page_size` must be a multiple or a divisor"
+        )
+
+    def _coarser(self, page_tokens: int) -> Trace:
+        times = page_tokens // self.block_tokens
+        counts = np.diff(self.block_offsets) // times
+        begins = self.block_offsets[:-1] + times - 1
+        within, offsets = counting(counts)
+        return replace(
+            self,
+            block_tokens=page_tokens,
+            blocks=self.blocks[np.repeat(begins, counts) + times * within],
+            block_offsets=offsets,
+        )
+
+    def _finer(self, page_tokens: int) -> Trace:
+        times = self.block_tokens // page_tokens
+        pages = np.diff(self.block_offsets) * times
+        counts = np.minimum(self.prompt_tokens // page_tokens, pages)  # a partial block has fewer pages
+        within, offsets = counting(counts)
+        parents = self.blocks[np.repeat(self.block_offsets[:-1], counts) + within // times]
+        return replace(
+            self, block_tokens=page_tokens, blocks=parents * times + within % times, block_offsets=offsets
+        )
+
     def at_rate(self, scale: float) -> Trace:
         """The same requests arriving `scale` times as fast (think times are people's and stay)."""
         return replace(self, arrival_s=self.arrival_s / scale)
@@ -84,3 +132,9 @@ class Trace:
             session=self.session[begin:end],
             think_s=self.think_s[begin:end],
         )
+
+
+def counting(counts: Ints) -> tuple[Ints, Ints]:
+    """(0 … counts[i]-1 for every i, one after the other; offsets [len(counts) + 1])."""
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts), offsets

@@ -40,7 +40,14 @@ FAST = StepProfile(
 
 
 def info(
-    name: str, role: str, cluster: str, *, pages: int = 1000, max_queue: int = 100, **compat: object
+    name: str,
+    role: str,
+    cluster: str,
+    *,
+    pages: int = 1000,
+    max_queue: int = 100,
+    state_bytes: int = 0,
+    **compat: object,
 ) -> WorkerInfo:
     record = {
         "protocol": 1, "weights": "w", "tokenizer": "t", "attention": "gqa", "page_layout": "HND",
@@ -53,7 +60,7 @@ def info(
         incarnation=f"{name}-1",
         model="m",
         context_length=8192,
-        layout=KVLayout(groups=GROUPS, page_size=PAGE, dtype="float32", num_pages=pages),
+        layout=KVLayout(GROUPS, PAGE, "float32", pages, state_bytes),
         compat=CompatRecord(**{**record, **compat}),
         chunk_tokens=64,
         max_running=8,

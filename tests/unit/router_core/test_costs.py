@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from brain_fleet import FAST, PAGE, PAGE_BYTES, PROFILE, counters, fleet, request, status
+from brain_fleet import FAST, PAGE, PAGE_BYTES, PROFILE, counters, fleet, info, join, request, status
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,13 +34,16 @@ def hashes(tokens: int) -> tuple[int, ...]:
     return tuple(range(1, tokens // PAGE + 1))
 
 
-def brute_force_ready_s(n: int, s_cached: int, d_cached: int, kv_bytes: float, rate: float) -> float:
-    """max over every (chunk, layer) of release + remaining bytes / rate, from the first chunk's start."""
+def brute_force_ready_s(
+    n: int, s_cached: int, d_cached: int, page_bytes: float, state_bytes: int, rate: float
+) -> float:
+    """max over every (chunk, layer), and the fixed state with the last, of release + remaining bytes / rate,
+    from the first chunk's start."""
     pieces = []
     position, end, at_s = s_cached, s_cached + n, 0.0
     sent_tokens = end - min(d_cached, s_cached) if s_cached > d_cached else end - d_cached
     hot = max(0, s_cached - d_cached) / PAGE * PAGE_BYTES
-    per_token = (kv_bytes - hot) / max(1, min(sent_tokens, end - max(s_cached, d_cached)))
+    per_token = (page_bytes - hot) / max(1, min(sent_tokens, end - max(s_cached, d_cached)))
     while position < end:
         size = min(FAST.chunk_tokens, end - position)
         took_s = prefill_seconds(FAST, size, position)
@@ -51,6 +54,7 @@ def brute_force_ready_s(n: int, s_cached: int, d_cached: int, kv_bytes: float, r
             if sent
         ]
         position, at_s = position + size, at_s + took_s
+    pieces.append((at_s, state_bytes))
     left, ready_s = 0.0, at_s
     for release_s, size in reversed(pieces):
         left += size
@@ -64,11 +68,14 @@ def brute_force_ready_s(n: int, s_cached: int, d_cached: int, kv_bytes: float, r
     s_blocks=st.integers(0, 90),
     d_blocks=st.integers(0, 90),
     rate=st.sampled_from([3e4, 3e5, 1e6, 25e6]),
+    state_bytes=st.sampled_from([0, 100, 50_000]),
 )
 def test_the_closed_form_of_the_overlap_equals_the_maximum_over_all_pieces(
-    tokens: int, s_blocks: int, d_blocks: int, rate: float
+    tokens: int, s_blocks: int, d_blocks: int, rate: float, state_bytes: int
 ) -> None:
-    scheduler = fleet(1, 0, 1, rate=rate, rtt_s=RTT_S)
+    scheduler = fleet(0, 0, 0, rate=rate, rtt_s=RTT_S)
+    join(scheduler, info("decode-0", "decode", "pd", state_bytes=state_bytes))
+    join(scheduler, info("remote-0", "prefill", "far", state_bytes=state_bytes), FAST)
     cache(scheduler, "remote-0", s_blocks)
     cache(scheduler, "decode-0", d_blocks)
     record = scheduler.preview(request(tokens=tokens, block_hashes=hashes(tokens))).as_record(top=None)
@@ -81,10 +88,11 @@ def test_the_closed_form_of_the_overlap_equals_the_maximum_over_all_pieces(
     s_cached, d_cached = min(s_blocks, limit) * PAGE, min(d_blocks, limit) * PAGE
     n = tokens - 1 - s_cached
     assert r["uncached_tokens"] == n
-    assert r["kv_bytes"] == (math.ceil((tokens - 1) / PAGE) - d_cached // PAGE) * PAGE_BYTES
+    page_bytes = (math.ceil((tokens - 1) / PAGE) - d_cached // PAGE) * PAGE_BYTES
+    assert r["kv_bytes"] == page_bytes + state_bytes
     assert r["start_s"] == pytest.approx(RTT_S / 2)
     assert r["prefill_s"] == pytest.approx(prefill_seconds(FAST, n, s_cached))
-    ready_s = brute_force_ready_s(n, s_cached, d_cached, r["kv_bytes"], rate)
+    ready_s = brute_force_ready_s(n, s_cached, d_cached, page_bytes, state_bytes, rate)
     if s_cached > d_cached:
         ready_s = max(ready_s, r["kv_bytes"] / rate)
     assert r["prefill_s"] + r["transfer_s"] == pytest.approx(ready_s + 1.5 * RTT_S, rel=1e-6)

@@ -1,0 +1,338 @@
+"""`prfaas simulate capacity`: the highest rate within the service levels; the cheapest fleet for a rate."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from prfaas.errors import ConfigError, PrfaasError
+from simulations.bound import Bound
+from simulations.commands.options import Given, inputs
+from simulations.commands.policy_spec import PolicySpec, parse_policies
+from simulations.console import INTERRUPTED, note, progress
+from simulations.experiments.capacity import Capacity, CapacityStudy, Trial, capacity
+from simulations.experiments.cheapest import Cheapest, Option, cheapest_fleet
+from simulations.experiments.levels import asked, parse_slo
+from simulations.fleet import SLO, Fleet
+from simulations.workload.trace import Trace
+
+USUAL_RUNS = 9
+"""Of one bisection: what the progress bar reckons with."""
+SHORT = 0.1
+"""Overhang from which on a trace is called short."""
+
+
+@click.command()
+@inputs
+@click.option("--policies", required=True, metavar="SPEC,…", help="NAME[:param=value,…], joined by commas.")
+@click.option(
+    "--slo", "slo_text", metavar="LEVEL=TIME,…", help="E.g. ttft_p90=2s,tpot_p90=50ms [fleet's own]."
+)
+@click.option(
+    "--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Runs; the median counts."
+)
+@click.option("--tolerance", type=click.FloatRange(0.001, 0.5), default=0.02, show_default=True)
+@click.option("--free-roles", is_flag=True, help="A bound for policies that convert workers, too.")
+@click.option("--cheapest", is_flag=True, help="Instead: the cheapest worker counts that serve --rate.")
+@click.option("--most", type=click.IntRange(min=1), default=64, show_default=True, help="Workers in a group.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@click.option("--ray", default="", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
+def command(
+    given: Given,
+    policies: str,
+    slo_text: str | None,
+    seeds: int,
+    tolerance: float,
+    free_roles: bool,
+    cheapest: bool,
+    most: int,
+    jobs: int,
+    ray: str,
+    as_json: bool,
+) -> None:
+    """Highest arrival rate that meets the service levels, by policy, and its share of the bound.
+
+    Arrivals are sped up or slowed down until the levels just hold for every percentile asked for and every
+    request is served. With --cheapest and --rate: the cheapest fleet for that rate, by `price_per_hour`.
+    Ctrl-C shows what is known, with exit code 130.
+    """
+    specs = parse_policies(policies)
+    for spec in specs:
+        spec.make()  # mistakes show before hours of work, not after
+    if cheapest and given.rate_rps is None:
+        raise ConfigError("--cheapest needs --rate, the requests per second to serve")
+    if not cheapest and (given.rate_rps is not None or given.rate_scale is not None):
+        raise ConfigError(
+            "--rate and --rate-scale are for --cheapest: capacity is the rate that is searched for"
+        )
+    slo = parse_slo(slo_text) if slo_text else None
+    try:
+        trace, fleet = given.load()
+        search = Search(
+            trace, fleet, specs, slo if slo is not None else fleet.slo, given, jobs, ray, free_roles
+        )
+        if cheapest:
+            _cheapest(search, most, as_json)
+        else:
+            _capacities(search, range(given.seed, given.seed + seeds), tolerance, as_json)
+    except KeyboardInterrupt:
+        note("prfaas: interrupted before anything was known")
+        sys.exit(INTERRUPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What both searches need."""
+
+    trace: Trace
+    fleet: Fleet
+    specs: Sequence[PolicySpec]
+    slo: SLO
+    given: Given
+    jobs: int
+    ray: str
+    free_roles: bool
+
+
+def _capacities(search: Search, seeds: Sequence[int], tolerance: float, as_json: bool) -> None:
+    total = len(search.specs) * len(seeds) * USUAL_RUNS
+    done = 0
+    with progress("runs", unit="runs") as show:
+
+        def count(chain: int, trial: Trial) -> None:
+            nonlocal done
+            done += 1
+            show(done, max(total, done + 1))
+
+        study = capacity(
+            search.trace,
+            search.fleet,
+            search.specs,
+            search.slo,
+            seeds=seeds,
+            tolerance=tolerance,
+            drop_first=search.given.warm_up,
+            causal=search.given.causal,
+            free_roles=search.free_roles,
+            jobs=search.jobs,
+            ray=search.ray,
+            on_trial=count,
+        )
+    if as_json:
+        found = {
+            "trace": search.trace.name,
+            "fleet": search.fleet.name,
+            "slo": asked(search.slo),
+            "complete": not study.interrupted,
+            "bound": bound_data(study.bound),
+            "policies": [capacity_data(c, study.bound) for c in study.capacities],
+        }
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _print(study, search)
+    _warn_if_short(study)
+    _end(study, search.slo)
+
+
+def _warn_if_short(study: CapacityStudy) -> None:
+    most = max((c.best.overhang for c in study.capacities if c.best), default=0.0)
+    if most > SHORT:
+        note(
+            f"the trace is short for these levels: its last answers end up to {most:.0%} of its length after "
+            "the last arrival, and rates may exceed what can be sustained by as much; use more requests"
+        )
+
+
+def _end(study: CapacityStudy, slo: SLO) -> None:
+    """Exit codes: 130 after Ctrl-C, 1 where no policy can meet the levels."""
+    if study.interrupted:
+        note("prfaas: stopped before the end; rates are what was known by then")
+        sys.exit(INTERRUPTED)
+    if not any(c.rate_per_s for c in study.capacities):
+        raise PrfaasError(
+            f"no policy meets {_levels(slo)} at any rate: even at "
+            + "; ".join(f"{_slowest(c)} under `{c.policy}`" for c in study.capacities)
+            + ". Loosen --slo, or use faster workers"
+        )
+
+
+def _slowest(found: Capacity) -> str:
+    trial = min((t for trials in found.trials for t in trials), key=lambda t: t.rate_per_s)
+    return f"{trial.rate_per_s:.3g} requests/s {_missed(trial)}"
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def bound_data(bound: Bound) -> dict[str, Any]:
+    return {
+        "rate_per_s": bound.rate_per_s,
+        "binding": list(bound.binding),
+        "utilisation": bound.utilisation(),
+        "shares": bound.shares,
+        "prices": {
+            "prefill_second": bound.prices.prefill_second,
+            "link_byte": bound.prices.link_byte,
+            "decode": {
+                group: {name: getattr(prices, name) for name in prices.__slots__}
+                for group, prices in bound.prices.decode.items()
+            },
+        },
+    }
+
+
+def capacity_data(found: Capacity, bound: Bound) -> dict[str, Any]:
+    best, miss = found.best, found.first_miss
+    return {
+        "policy": found.policy,
+        "rate_per_s": found.rate_per_s,
+        "by_seed": list(found.by_seed),
+        "over_bound": found.rate_per_s / bound.rate_per_s,
+        "complete": found.complete,
+        "figures": best.figures if best else None,
+        "throughput_over_bound": best.throughput_per_s / bound.rate_per_s if best else None,
+        "first_miss": {"rate_per_s": miss.rate_per_s, "missed": miss.missed} if miss else None,
+        "runs": sum(len(trials) for trials in found.trials),
+    }
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _print(study: CapacityStudy, search: Search) -> None:
+    console = Console()
+    bound = study.bound
+    console.print(f"{search.trace.name} on {search.fleet.name}; {_levels(search.slo)}, every request served")
+    console.print(f"no policy can sustain more than {bound.rate_per_s:.4g} requests/s: {_binding(bound)}")
+    table = Table()
+    table.add_column("policy", no_wrap=True)
+    for name in ("offered/s", "÷ bound", "served ÷ bound", "TTFT P90 s", "TPOT P90 ms", "limited by"):
+        table.add_column(name, justify="left" if name == "limited by" else "right")
+    for found in sorted(study.capacities, key=lambda c: -c.rate_per_s):
+        best, miss = found.best, found.first_miss
+        table.add_row(
+            found.policy,
+            f"{found.rate_per_s:.4g}" if best else "none",
+            f"{found.rate_per_s / bound.rate_per_s:.1%}" if best else "",
+            f"{best.throughput_per_s / bound.rate_per_s:.1%}" if best else "",
+            f"{best.figures['ttft_p90_s']:.3g}" if best else "",
+            f"{1e3 * best.figures['tpot_p90_s']:.3g}" if best else "",
+            _missed(miss) if miss else ("not known" if best else _slowest(found)),
+        )
+    console.print(table)
+
+
+def _binding(bound: Bound) -> str:
+    return ", ".join(bound.binding[:3]) or "nothing"
+
+
+def _levels(slo: SLO) -> str:
+    return ", ".join(f"{_name(level)} ≤ {value:g} s" for level, value in asked(slo).items())
+
+
+def _name(level: str) -> str:
+    return level.replace("_", " ").upper()
+
+
+def _missed(trial: Trial) -> str:
+    return ", ".join(
+        f"{value:.0f} not served" if level == "unserved" else f"{_name(level)} {value:.3g} s"
+        for level, value in trial.missed.items()
+    )
+
+
+# ---------------------------------------------------------------- cheapest fleet
+
+
+def _cheapest(search: Search, most: int, as_json: bool) -> None:
+    rate_per_s = search.given.rate_rps
+    assert rate_per_s is not None
+    found = []
+    for spec in search.specs:
+        with progress(f"fleets under {spec.label}", unit="simulated") as show:
+            tried = 0
+
+            def count(option: Option) -> None:
+                nonlocal tried
+                tried += 1
+                show(tried, tried + 1)
+
+            one = cheapest_fleet(
+                search.trace,
+                search.fleet,
+                spec,
+                rate_per_s,
+                search.slo,
+                seed=search.given.seed,
+                drop_first=search.given.warm_up,
+                most_per_group=most,
+                jobs=search.jobs,
+                ray=search.ray,
+                on_trial=count,
+            )
+        found.append(one)
+        if one.interrupted:
+            break
+    complete = len(found) == len(search.specs) and not found[-1].interrupted
+    if as_json:
+        data = {
+            "complete": complete,
+            "slo": asked(search.slo),
+            "policies": [_cheapest_data(c) for c in found],
+        }
+        click.echo(json.dumps(data, indent=2))
+    else:
+        _print_cheapest(found, search)
+    if not complete:
+        note("prfaas: stopped before the end; cheaper fleets than those tried are known not to do")
+        sys.exit(INTERRUPTED)
+
+
+def _option_data(option: Option) -> dict[str, Any]:
+    return {
+        "workers": option.counts,
+        "price_per_hour": option.price_per_hour,
+        "bound_per_s": option.bound_per_s,
+        "met": option.trial.met,
+        "missed": option.trial.missed,
+        "figures": option.trial.figures,
+    }
+
+
+def _cheapest_data(found: Cheapest) -> dict[str, Any]:
+    return {
+        "policy": found.policy,
+        "rate_per_s": found.rate_per_s,
+        "cheapest": _option_data(found.found) if found.found else None,
+        "tried": [_option_data(option) for option in found.tried],
+        "ruled_out_by_bound": found.ruled_out,
+    }
+
+
+def _print_cheapest(found: Sequence[Cheapest], search: Search) -> None:
+    console = Console()
+    console.print(f"{search.trace.name}; {_levels(search.slo)}, every request served")
+    table = Table()
+    for name in ("policy", "price/h", "workers", "bound requests/s", "TTFT P90 s", "tried", "ruled out"):
+        is_text = name in ("policy", "workers")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=name == "policy")
+    for one in found:
+        option = one.found
+        table.add_row(
+            one.policy,
+            f"{option.price_per_hour:.2f}" if option else "not found",
+            ", ".join(f"{n} {group}" for group, n in option.counts.items() if n) if option else "",
+            f"{option.bound_per_s:.3g}" if option else "",
+            f"{option.trial.figures['ttft_p90_s']:.3g}" if option else "",
+            str(len(one.tried)),
+            str(one.ruled_out),
+        )
+    console.print(table)

@@ -1,0 +1,1 @@
+"""How true the simulator is: the same requests, fleet and policy live and simulated."""
