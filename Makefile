@@ -1,7 +1,7 @@
 # make demo        two clusters on this machine serve real text   (LINK=20Mbit RTT=40ms DATA=file.tar.zst REQUESTS=12 SEED=1)
 # make test        lint, types, import rules and every test
 # make fidelity    how well the simulator predicts the demo       (JOURNAL=file of an earlier run, REQUESTS=64 SEED=1)
-# make paced       a live fleet of 16 paced workers, simulated too (DATA=trace SCALE=8 REQUESTS=300 RATE=10 POLICY=…)
+# make paced       a live fleet of 16 paced workers, simulated too (DATA=trace SCALE=12 REQUESTS=200 RATE=10 POLICY=…)
 # make install     only the environment, in .venv
 
 PYTHON ?= python3
@@ -75,6 +75,8 @@ $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) install -c constraints.txt '$(TORCH)'
 	@$(PIP) install -c constraints.txt -e '.[demo]'
 	@$(PIP) install --no-deps '$(NIXL)'
+	@echo "compiling the scheduler's inner loops (half a minute, kept on disk)"
+	@$(BIN)/python -c 'from policies.cost_model import CostModel; from router.core.scheduler import Scheduler; Scheduler(CostModel())'
 	@touch $@
 
 $(TEST_STAMP): $(RUN_STAMP)

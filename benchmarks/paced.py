@@ -2,7 +2,7 @@
 
     make paced                                  sixteen virtual instances of H200, generated requests
     make paced DATA=mooncake_conversation.jsonl.gz
-    .venv/bin/python -m benchmarks.paced --time-scale 8 --requests 300 --json out.json
+    .venv/bin/python -m benchmarks.paced --time-scale 12 --requests 200 --json out.json
 
 Requests arrive at their true times on a clock that runs `--time-scale` times slower, and go through the real
 gateway to workers that keep the true protocol but sleep for their compute. The table and the JSON are in
@@ -82,11 +82,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paced", description=__doc__.split("\n")[0])
     parser.add_argument("--fleet", default=str(FLEET), help="a fleet file, or hybrid, dense, small")
     parser.add_argument("--trace", default="", help="trace file or generate:FAMILY; default: generated")
-    parser.add_argument("--requests", type=int, default=300, help="the first ones of the trace")
+    parser.add_argument("--requests", type=int, default=200, help="the first ones of the trace")
     parser.add_argument(
         "--rate", type=float, default=0.0, help="mean arrivals per second; 0 = the trace's own"
     )
-    parser.add_argument("--time-scale", type=float, default=8.0)
+    parser.add_argument("--time-scale", type=float, default=12.0)
     parser.add_argument("--policy", default="")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2, help="that the workers are spread over")

@@ -19,6 +19,8 @@ class CostModel(BasePolicy):
         ValueError: a weight is negative.
     """
 
+    takes_cheapest = True
+
     def __init__(self, interference_weight: float = 1.0, externality_weight: float = 1.0) -> None:
         if interference_weight < 0 or externality_weight < 0:
             raise ValueError("interference_weight and externality_weight must be 0 or more")

@@ -30,6 +30,8 @@ MASK = 2**64 - 1
 def as_hashes(blocks: Sequence[int] | Hashes) -> Hashes:
     """Block hashes as an array; one of 64-bit integers is taken as it is."""
     if isinstance(blocks, np.ndarray):
+        if blocks.dtype == np.uint64 and blocks.flags.c_contiguous:
+            return blocks
         wide = blocks if blocks.itemsize == 8 else blocks.astype(np.uint64)
         return np.ascontiguousarray(wide).view(np.uint64)
     try:
@@ -70,7 +72,8 @@ class BlockTable:
             self._counts = counts
 
     def store(self, slot: int, hashes: Hashes) -> None:
-        used = int(self._counts[k.LIVE] + self._counts[k.DEAD]) + len(hashes)
+        counts = self._counts
+        used = counts.item(k.LIVE) + counts.item(k.DEAD) + len(hashes)
         if used > FULLEST * len(self._hot):
             positions = SMALLEST
             while len(self) + len(hashes) > FULLEST * positions / 1.3:

@@ -101,9 +101,8 @@ class Bookings:
     def begin_answer(self, booking: Booking, ttft_s: float, now_s: float) -> None:
         """The first token is out: the answer is as long as expected, from now on."""
         booking.ttft_s = ttft_s
-        row = self.values[booking.row]
-        row[t.DECODING] = 1.0
-        row[t.END_AT] = now_s + booking.output_tokens * booking.terms[c.TOKEN_STEP]
+        self.values[booking.row, t.DECODING] = 1.0
+        self.values[booking.row, t.END_AT] = now_s + booking.output_tokens * booking.terms[c.TOKEN_STEP]
 
     def end_prefill(self, booking: Booking) -> None:
         """The prompt's KV is complete, or its site is gone: nothing of it is left at site and link."""
@@ -123,9 +122,11 @@ class Bookings:
 
     def expired(self, now_s: float) -> list[Booking]:
         """Bookings past their deadline; the caller releases them."""
-        found = []
+        found: list[Booking] = []
         for booking in self._by_request.values():
             if now_s - booking.booked_s <= self._deadline_s:
+                if not found:
+                    return found
                 break
             found.append(booking)
         self.expired_total += len(found)

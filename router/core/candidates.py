@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 from operator import attrgetter
 from typing import Any
 
@@ -14,7 +13,7 @@ from router.core.decision import COUNT_NAMES
 from router.core.topology import Topology
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Weighed:
     """What `weigh` found for one request, in arrays of its own: they stay valid after later placements."""
 
@@ -69,7 +68,7 @@ _show(TERM_NAMES, "_floats")
 def candidates_of(topology: Topology, keep: Bools, floats: Floats, ints: Ints) -> Candidates:
     """The pairs of the topology that are kept, as policies see them."""
     decode, site = topology.decode, topology.site
-    if floats.shape[1] < len(topology):
-        chosen = keep.tolist()
-        decode, site = tuple(compress(decode, chosen)), tuple(compress(site, chosen))
+    if floats.shape[1] < len(decode):
+        rows = keep.nonzero()[0].tolist()
+        decode, site = tuple([decode[row] for row in rows]), tuple([site[row] for row in rows])
     return CandidateMatrix.make(decode, site, floats, ints)

@@ -24,6 +24,9 @@ SOURCES = (
     "weigh.py",
     "book.py",
     "link_share.py",
+    "pools.py",
+    "pools.py",
+    "shortlist.py",
     "block_kernels.py",
 )
 

@@ -50,6 +50,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Cap on the length of a busy period that is priced."""
     overhead_window: int = 9
     """Samples in each moving median (overhead per path, prefill and decode factor per worker)."""
+    shortlist: int = 12
+    """Where there are more than 512 pairs, a policy that takes the cheapest is shown those of about this many
+    decode and this many prefill workers of each cluster; 0 = always all."""
     policy_faults: int = 3
     """After so many exceptions or wrong answers a policy is replaced for good."""
     policy_overruns: int = 5

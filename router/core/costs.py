@@ -14,6 +14,7 @@ from router.core import tables as t
 from router.core.compiled import compiled
 from router.core.config import SchedulerConfig
 from router.core.link_share import link_share
+from router.core.pools import imposed_s
 
 LOCAL, POOL, REMOTE, REUSE = 1, 2, 3, 0
 """`policies.types.PlacementKind`, as compiled code sees it."""
@@ -50,10 +51,10 @@ S_CACHED, S_NEW, S_PURE, S_STEPS, S_QUEUE, S_PRESSURE, S_LOAD, S_PAGES, S_PAGE_W
 SITE_NUMBERS = 9
 # What `decode_numbers` finds, of one decode worker.
 (
-    D_CACHED, D_LACKING, D_STEP, D_FIRST_STEP, D_CHUNK_STEP, D_SLOT, D_SHARE, D_FULL, D_SLOWER,
-    D_PRESSURE, D_LOAD, D_BACKLOG, D_PAGE_WAIT, D_TOKEN_STEP,
-) = range(14)  # fmt: skip
-DECODE_NUMBERS = 14
+    D_CACHED, D_LACKING, D_STEP, D_FIRST_STEP, D_TOKEN_STEP, D_CHUNK_STEP, D_SLOT, D_SHARE,
+    D_PRESSURE, D_LOAD, D_PAGE_WAIT,
+) = range(11)  # fmt: skip
+DECODE_NUMBERS = 11
 
 
 @compiled
@@ -61,16 +62,6 @@ def pressure(count: float, work: float, at_s: float, q: Floats) -> tuple[float, 
     """(arrivals per second, load) of a server by its decayed count and work as they were at `at_s`."""
     weight = math.exp((at_s - q[NOW]) / q[RATE_WINDOW]) / q[RATE_WINDOW]
     return count * weight, min(work * weight, q[MAX_LOAD])
-
-
-@compiled
-def imposed_s(x_s: float, backlog_s: float, arrivals: float, load: float, q: Floats) -> float:
-    """Delay that x seconds of work impose on later arrivals of one FIFO server, summed over them.
-
-    They wait x longer until the backlog's busy period ends, then ever less: λ·x·(W + x/2)/(1-load).
-    """
-    busy_s = min((max(backlog_s, 0.0) + x_s / 2) / (1 - load), q[BUSY_HORIZON])
-    return float(arrivals * x_s * busy_s)
 
 
 @compiled
@@ -126,16 +117,9 @@ def decode_numbers(workers: Floats, slot: int, blocks: int, q: Floats, d: Floats
     d[D_SLOT] = max(workers[t.SLOT_AT, slot] - q[NOW], 0.0)
     pages = math.ceil((tokens + 1) / page)
     share = max(pages / workers[t.TOTAL_PAGES, slot], 1 / workers[t.MAX_RUNNING, slot])
-    # Many requests fit at once, so the FIFO price is due only where the worker is full: Sakasegawa's
-    # u^(√(2(c+1))-1) for c = 1/share places.
-    used_pages = 1 - (workers[t.FREE_PAGES, slot] - pages) / workers[t.TOTAL_PAGES, slot]
-    used = max(used_pages, (running + 1) / workers[t.MAX_RUNNING, slot])
     d[D_SHARE] = share
-    d[D_FULL] = min(used, 1.0) ** (math.sqrt(2 / share + 2) - 1)
-    d[D_SLOWER] = 0.5 * running * q[OUTPUT_TOKENS] * (sequence_s + tokens * context_s)
     count, work = workers[t.DECODE_COUNT, slot], workers[t.DECODE_WORK, slot]
     d[D_PRESSURE], d[D_LOAD] = pressure(count, work, workers[t.DECODE_AT, slot], q)
-    d[D_BACKLOG] = workers[t.PAGES_IDLE_AT, slot] - q[NOW]
 
 
 @compiled
@@ -180,20 +164,23 @@ def computed_ready_s(
 @compiled
 def price(
     workers: Floats, decode: int, site: int, kind: int, sites: Floats, d: Floats, links: Floats, link: int,
-    link_pressure: float, link_load: float, knots: Floats, q: Floats, row: int, floats: Floats, ints: Ints,
+    wire: Floats, site_pool: Floats, decode_pool: Floats, knots: Floats, q: Floats, row: int,
+    floats: Floats, ints: Ints,
 ) -> None:  # fmt: skip
     """Price the pair of the workers in slots `decode` and `site`; write column `row` of the outputs.
 
     Args:
         sites, d: of `site_numbers` and `decode_numbers`, with page waits.
         link: column in `links`; ignored for a local pair.
+        wire, site_pool, decode_pool: what stands in for the link, the site and the decode worker
+            (`pools.imposed_s`); a link is a pool of one.
         knots: of the link's booked transfers (`link_share.activity`).
     """
     local, now_s = decode == site, q[NOW]
     s_cached, new = sites[S_CACHED, site], sites[S_NEW, site]
     pure_s, queue_s = sites[S_PURE, site], sites[S_QUEUE, site]
     running, steps, d_cached = workers[t.RUNNING, decode], sites[S_STEPS, site], d[D_CACHED]
-    mixed_step_s = interference_s = transfer_s = link_s = kv_bytes = imposed = 0.0
+    mixed_step_s = interference_s = transfer_s = link_s = kv_bytes = externality_s = 0.0
     granted_s = d[D_PAGE_WAIT]
     if local:
         # A chunk that shares its step with running decodes does not pay the step's base a second time.
@@ -222,7 +209,7 @@ def price(
             arrived_s = max(arrived_s, granted_s + kv_bytes / share)
         arrived_s += q[LINK_RAMP] + 1.5 * links[t.RTT, link]
         transfer_s = max(arrived_s - start_s - prefill_s, 0.0)
-        imposed = imposed_s(link_s, links[t.DRAINED_AT, link] - now_s, link_pressure, link_load, q)
+        externality_s = imposed_s(link_s, wire, q[BUSY_HORIZON])
 
     ready_s = max(start_s + prefill_s + transfer_s, d[D_SLOT])
     step_s = d[D_FIRST_STEP]
@@ -236,9 +223,8 @@ def price(
     overhead_s = q[ELAPSED] + max(q[OVERHEAD_REUSE + kind], -0.5 * (ready_s + step_s))
     ttft_s = ready_s + step_s + overhead_s
     decode_share_s = d[D_SHARE] * (ttft_s + q[OUTPUT_TOKENS] * d[D_TOKEN_STEP])
-    imposed += imposed_s(prefill_s, queue_s, sites[S_PRESSURE, site], sites[S_LOAD, site], q)
-    imposed += d[D_FULL] * imposed_s(decode_share_s, d[D_BACKLOG], d[D_PRESSURE], d[D_LOAD], q)
-    externality_s = imposed + d[D_SLOWER]
+    externality_s += imposed_s(prefill_s, site_pool, q[BUSY_HORIZON])
+    externality_s += imposed_s(decode_share_s, decode_pool, q[BUSY_HORIZON])
 
     ints[KIND, row], ints[UNCACHED, row], ints[KV_BYTES, row] = kind, int(new), int(kv_bytes)
     ints[DECODE_CACHED, row], ints[SITE_CACHED, row] = int(d_cached), int(s_cached)

@@ -10,6 +10,7 @@ import numpy as np
 from policies.types import TERM_NAMES, Candidates, PlacementKind
 from prfaas.errors import PrfaasError
 
+_KINDS = tuple(PlacementKind)
 COUNT_NAMES = ("uncached_tokens", "decode_cached_tokens", "site_cached_tokens", "kv_bytes")
 
 
@@ -60,7 +61,7 @@ class Decision:
 
     @property
     def kind(self) -> PlacementKind:
-        return PlacementKind(int(self.candidates.kind[self.chosen]))
+        return _KINDS[int(self.candidates.kind[self.chosen])]
 
     @property
     def prefill_worker(self) -> str | None:

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import math
 
-from policies.types import Outcome, PlacementKind
+import numpy as np
+
+from policies.types import Floats, Outcome, PlacementKind
 from router.core import costs as c
 from router.core.bookings import Booking
 from router.core.profiles import MovingMedian
 
 OVERHEAD_RANGE_S = (-0.5, 2.0)
 """One sample's bounds: what lies beyond is another term's error, not a fixed overhead."""
-_PATHS = {
-    PlacementKind.REUSE: 0,
-    PlacementKind.LOCAL: 0,
-    PlacementKind.POOL: 1,
-    PlacementKind.REMOTE: 2,
-}
+_PATHS = (0, 0, 1, 2)
+"""By `PlacementKind`."""
 
 
 class PathOverheads:
     """Seconds of TTFT that no term explains (HTTP hops, tokenization, scheduling, noise), by path: on the
     decode worker, through a pool worker, through another cluster. Moving medians."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, by_kind_s: Floats | None = None) -> None:
+        """
+        Args:
+            by_kind_s: where the medians are written to, by `PlacementKind`.
+        """
         self._medians = [MovingMedian(window, 0.0) for _ in range(3)]
-        self.by_kind_s: list[float] = [0.0] * len(PlacementKind)
+        self.by_kind_s: Floats = np.zeros(len(_PATHS)) if by_kind_s is None else by_kind_s
 
     def observe(self, kind: PlacementKind, seconds: float) -> None:
         low, high = OVERHEAD_RANGE_S
-        self._medians[_PATHS[kind]].add(min(high, max(low, seconds)))
-        for each in PlacementKind:
-            self.by_kind_s[each] = self._medians[_PATHS[each]].value
+        path = _PATHS[kind]
+        median = self._medians[path]
+        median.add(min(high, max(low, seconds)))
+        for each, other in enumerate(_PATHS):
+            if other == path:
+                self.by_kind_s[each] = median.value
 
 
 def actual_start_s(booking: Booking) -> float | None:

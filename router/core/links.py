@@ -44,6 +44,8 @@ class LinkEstimator:
         self._bound = 0.0
         self._bound_at_s = 0.0
         self._last_use_s = -math.inf
+        self._measured_rtt_s = 0.0
+        """Smallest round trip that a sender has measured; 0 where none has."""
 
     def configure(self, prior_bytes_per_s: float, rtt_s: float) -> None:
         self._prior, self._configured_rtt_s = prior_bytes_per_s, rtt_s
@@ -55,8 +57,7 @@ class LinkEstimator:
     @property
     def rtt_s(self) -> float:
         """Smallest round trip that a sender has measured lately; the configured one until then."""
-        measured = [s.counters.rtt_s for s in self._senders.values() if s.counters.rtt_s > 0]
-        return min(measured) if measured else self._configured_rtt_s
+        return self._measured_rtt_s or self._configured_rtt_s
 
     @property
     def errors_total(self) -> int:
@@ -65,14 +66,18 @@ class LinkEstimator:
     def forget_sender(self, worker: str) -> None:
         """The worker is gone; its next incarnation counts from zero."""
         self._senders.pop(worker, None)
+        self._find_rtt()
 
     def observe(self, worker: str, counters: LinkCounters, now_s: float) -> None:
         """Take the differences to this sender's former counters."""
         sender = self._senders.get(worker)
         if sender is None or counters.bytes_total < sender.counters.bytes_total:
             self._senders[worker] = _Sender(counters, now_s, counters.bytes_total)
+            self._find_rtt()
             return
         before, sender.counters = sender.counters, counters
+        if counters.rtt_s != before.rtt_s:
+            self._find_rtt()
         if counters.bytes_total > before.bytes_total:
             self._last_use_s = now_s
         sampled_bytes = counters.sampled_bytes_total - before.sampled_bytes_total
@@ -101,6 +106,10 @@ class LinkEstimator:
     def probe_due(self, now_s: float) -> bool:
         """No sample for `quiet_s`: a small transfer would tell what the link carries now."""
         return now_s - self._sampled_at_s > self._quiet_s if self._samples else True
+
+    def _find_rtt(self) -> None:
+        measured = (sender.counters.rtt_s for sender in self._senders.values())
+        self._measured_rtt_s = min((rtt_s for rtt_s in measured if rtt_s > 0), default=0.0)
 
     def _add_sample(self, rate: float, now_s: float) -> None:
         self._samples += 1

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from policies.base import BasePolicy
 from policies.types import REFUSE, Candidates, Command, FleetView, Outcome, Policy, RequestView
 from router.core.config import SchedulerConfig
 
@@ -44,6 +45,21 @@ class PolicyHost:
         """Why the policy was replaced; empty while it runs."""
         self.elapsed_s = 0.0
         """What the last `choose` took."""
+
+    @property
+    def shortlist(self) -> int:
+        """Length of the shortlists that the policy can do with in large fleets; 0 = it wants every pair."""
+        return self._config.shortlist if getattr(self._policy, "takes_cheapest", False) else 0
+
+    @property
+    def learns(self) -> bool:
+        """Whether the policy looks at outcomes."""
+        return _overrides(self._policy, "observe")
+
+    @property
+    def commands(self) -> bool:
+        """Whether the policy may give slow-timescale orders."""
+        return _overrides(self._policy, "control")
 
     def choose(
         self, request: RequestView, candidates: Candidates, view: FleetView, rng: np.random.Generator
@@ -107,6 +123,11 @@ class PolicyHost:
         log.error("policy replaced policy=%s by=%s reason=%s", self.name, self._default_name, reason)
         self.replaced_reason = reason
         self._policy, self.name = self._default, self._default_name
+
+
+def _overrides(policy: Policy, method: str) -> bool:
+    """Whether the policy has a method of its own in place of `BasePolicy`'s, which does nothing."""
+    return getattr(getattr(policy, method, None), "__func__", None) is not getattr(BasePolicy, method)
 
 
 def _valid(index: int, candidates: int) -> int:

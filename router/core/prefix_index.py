@@ -66,7 +66,7 @@ class PrefixIndex:
         a resync; a new generation clears the worker first.
         """
         worker = self._workers[slot]
-        if isinstance(event, KVSnapshot):
+        if type(event) is KVSnapshot:
             self.snapshots_total += 1
             self._clear(slot)
             self._store(slot, as_hashes(event.block_hashes))
@@ -79,7 +79,7 @@ class PrefixIndex:
                 return
             elif event.sequence != worker.sequence + 1:
                 self._flag_gap(worker)
-            change = self._store if isinstance(event, KVStored) else self._remove
+            change = self._store if type(event) is KVStored else self._remove
             change(slot, as_hashes(event.block_hashes))
         worker.generation, worker.sequence = event.generation, event.sequence
 
@@ -91,7 +91,7 @@ class PrefixIndex:
         """Count `hashes` (at least one) as cached on the worker between two times, unless KV events
         confirm them or take them back before."""
         chain = as_hashes(hashes)
-        prediction = Prediction(slot, chain, from_s, until_s, int(chain[0]), int(chain[-1]))
+        prediction = Prediction(slot, chain, from_s, until_s, chain.item(0), chain.item(-1))
         self._predicted += 1
         heapq.heappush(self._coming, (from_s, self._predicted, prediction))
         self._workers[slot].predictions.append(prediction)
@@ -122,11 +122,13 @@ class PrefixIndex:
         matched = self._table.match(chain, slots)
         if len(chain) and (self._coming or self._predictions):
             self._meet(now_s)
-            for prediction in self._predictions.get(int(chain[0]), ()):
+            length = len(chain)
+            for prediction in self._predictions.get(chain.item(0), ()):
                 if prediction.from_s <= now_s < prediction.until_s:
-                    depth = common_prefix(chain, prediction.hashes)
-                    if depth > matched[prediction.slot]:
-                        matched[prediction.slot] = depth
+                    # Most share no more than what is cached anyhow, and the next block tells.
+                    hashes, known = prediction.hashes, matched.item(prediction.slot)
+                    if known < length and known < len(hashes) and chain.item(known) == hashes.item(known):
+                        matched[prediction.slot] = common_prefix(chain, hashes)
         return matched
 
     def blocks(self, slot: int) -> int:
@@ -150,17 +152,18 @@ class PrefixIndex:
 
     def _store(self, slot: int, hashes: Hashes) -> None:
         self._table.store(slot, hashes)
-        worker = self._workers[slot]
-        if worker.predictions:
+        predictions = self._workers[slot].predictions
+        if predictions:
             stored = set(hashes.tolist())
-            for prediction in [p for p in worker.predictions if p.last in stored]:
+            for prediction in [p for p in predictions if p.last in stored]:
                 self.withdraw(prediction)
 
     def _remove(self, slot: int, hashes: Hashes) -> None:
         self._table.remove(slot, hashes)
-        worker = self._workers[slot]
-        for prediction in [p for p in worker.predictions if any_common(hashes, p.hashes)]:
-            self.withdraw(prediction)
+        predictions = self._workers[slot].predictions
+        if predictions:
+            for prediction in [p for p in predictions if any_common(hashes, p.hashes)]:
+                self.withdraw(prediction)
 
     def _clear(self, slot: int) -> None:
         self._table.clear(slot)

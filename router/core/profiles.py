@@ -22,9 +22,10 @@ class MovingMedian:
 
     def add(self, sample: float) -> None:
         self._samples.append(sample)
-        ordered, half = sorted(self._samples), len(self._samples) // 2
-        odd = len(ordered) % 2 == 1
-        self.value = ordered[half] if odd else (ordered[half - 1] + ordered[half]) / 2
+        ordered = sorted(self._samples)
+        count = len(ordered)
+        half = count // 2
+        self.value = ordered[half] if count % 2 else (ordered[half - 1] + ordered[half]) / 2
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -60,16 +61,10 @@ class RefinedProfile:
 
     def __init__(self, profile: StepProfile, window: int) -> None:
         self.profile = profile
+        self.prefill_factor = 1.0
+        self.decode_factor = 1.0
         self._prefill = MovingMedian(window, 1.0)
         self._decode = MovingMedian(window, 1.0)
-
-    @property
-    def prefill_factor(self) -> float:
-        return self._prefill.value
-
-    @property
-    def decode_factor(self) -> float:
-        return self._decode.value
 
     def observe_prefill(self, new_tokens: int, cached_tokens: int, mixed_s: float, actual_s: float) -> None:
         """Learn from one prefill of `new_tokens` after `cached_tokens`.
@@ -80,12 +75,14 @@ class RefinedProfile:
         predicted_s = prefill_seconds(self.profile, new_tokens, cached_tokens)
         if predicted_s >= SHORTEST_SAMPLE_S:
             self._prefill.add(_clamp((actual_s - mixed_s) / predicted_s))
+            self.prefill_factor = self._prefill.value
 
     def observe_decode_step(self, sequences: int, context_tokens: int, actual_s: float) -> None:
         """Learn from a decode step without prefill in it."""
         predicted_s = decode_seconds(self.profile, sequences, context_tokens)
         if predicted_s > 0 and actual_s > 0:
             self._decode.add(_clamp(actual_s / predicted_s))
+            self.decode_factor = self._decode.value
 
     def prefill_s(self, new_tokens: int, cached_tokens: int) -> float:
         return self.prefill_factor * prefill_seconds(self.profile, new_tokens, cached_tokens)
@@ -96,4 +93,4 @@ class RefinedProfile:
 
 def _clamp(ratio: float) -> float:
     low, high = FACTOR_RANGE
-    return min(high, max(low, ratio))
+    return low if ratio < low else high if ratio > high else ratio

@@ -49,6 +49,7 @@ from router.core.views import Counters, FleetViews, LinkView, WorkerView, link_v
 from router.core.weigh import take_stock, weigh
 
 log = logging.getLogger(__name__)
+_LABELS = tuple(kind.label for kind in PlacementKind)
 OUTPUT_WEIGHT = 0.1
 """Weight of the newest answer's length in the expected one."""
 
@@ -79,7 +80,7 @@ class Scheduler:
         policy_budget_s: float = 0.005,
     ) -> None:
         self.config = config or SchedulerConfig()
-        self._record = record or _ignore
+        self._record = record
         self.on_outcome: Callable[[Outcome], None] = on_outcome or _ignore
         self._policy_budget_s = policy_budget_s
         self._rng = np.random.default_rng(seed)
@@ -90,9 +91,10 @@ class Scheduler:
         self._views = FleetViews(self._fleet, self._network, self.config)
         self._index = PrefixIndex()
         self._bookings = Bookings(self.config.booking_deadline_s)
-        self._overheads = PathOverheads(self.config.overhead_window)
         self._output_tokens = self.config.expected_output_tokens
-        self._numbers = costs.request_numbers(self.config)
+        self._numbers = numbers = costs.request_numbers(self.config)
+        measured_s = numbers[costs.OVERHEAD_REUSE : costs.OVERHEAD_REMOTE + 1]
+        self._overheads = PathOverheads(self.config.overhead_window, measured_s)
         self._now_s = 0.0
         self._topology: tuple[tuple[int, int], Topology] | None = None
         self._commands: list[Command] = []
@@ -120,8 +122,10 @@ class Scheduler:
 
     def apply(self, event: SchedulerEvent) -> None:
         """Take note of an event. Events about unknown workers or requests, and repeats, change nothing."""
-        self._record(event)
-        self._advance(event.now_s)
+        if self._record is not None:
+            self._record(event)
+        if event.now_s > self._now_s:
+            self._now_s = event.now_s
         self._handlers[type(event)](event)
 
     def place(self, request: PlaceRequest) -> Decision:
@@ -130,8 +134,10 @@ class Scheduler:
         Raises:
             NoCapacity: nothing can take the request; nothing is booked.
         """
-        self._record(request)
-        self._advance(request.now_s)
+        if self._record is not None:
+            self._record(request)
+        if request.now_s > self._now_s:
+            self._now_s = request.now_s
         request = self._not_before_now(request)
         former = self._bookings.get(request.request_id)
         if former is not None:
@@ -145,7 +151,7 @@ class Scheduler:
         finally:
             self._watch_budget()
         self._book(request, decision, weighed)
-        self._counters.placements[decision.kind.label] += 1
+        self._counters.placements[_LABELS[decision.kind]] += 1
         self._counters.not_least_cost += not decision.least_cost
         return decision
 
@@ -239,37 +245,32 @@ class Scheduler:
         workers, topology = self._fleet.table.values, self._current_topology()
         hashes = as_hashes(request.block_hashes)
         blocks = self._index.match(hashes, self._fleet.table.columns, request.now_s)
-        if not len(topology):
+        numbers, pairs = self._numbers, len(topology.decode)
+        if not pairs:
             raise no_worker()
-        numbers, pairs = self._numbers, len(topology)
-        numbers[: costs.OUTPUT_TOKENS + 1] = (
-            request.now_s,
-            request.prompt_tokens,
-            max(0.0, request.now_s - request.arrival_s),
-            self._expected_output(request),
-        )
-        numbers[costs.OVERHEAD_REUSE : costs.LEAST_COST] = self._overheads.by_kind_s
+        numbers[costs.NOW] = request.now_s
+        numbers[costs.PROMPT_TOKENS] = request.prompt_tokens
+        numbers[costs.ELAPSED] = max(0.0, request.now_s - request.arrival_s)
+        numbers[costs.OUTPUT_TOKENS] = max(1.0, min(request.max_tokens, self._output_tokens))
         keep = np.empty(pairs, np.bool_)
         floats, ints = np.empty((costs.FLOAT_ROWS, pairs)), np.empty((costs.INT_ROWS, pairs), np.int64)
         kept = weigh(
             workers, self._network.table.values, self._bookings.values, self._bookings.count, topology.pairs,
-            blocks, numbers, avoided(request, topology), wanted(request, topology), keep, floats, ints,
+            blocks, numbers, avoided(request, topology), wanted(request, topology), self._host.shortlist,
+            keep, floats, ints,
         )  # fmt: skip
         if kept < 0:
             raise refusal(kept, request, topology, workers)
         if kept < pairs:
             floats, ints = floats[:, :kept], ints[:, :kept]
         candidates = candidates_of(topology, keep, floats, ints)
-        return Weighed(floats, ints, hashes, candidates, float(numbers[costs.LEAST_COST]))
+        return Weighed(floats, ints, hashes, candidates, numbers.item(costs.LEAST_COST))
 
     def _current_topology(self) -> Topology:
         version = (self._fleet.version, self._network.version)
         if self._topology is None or self._topology[0] != version:
             self._topology = (version, build_topology(self._fleet, self._network.links))
         return self._topology[1]
-
-    def _expected_output(self, request: PlaceRequest) -> float:
-        return max(1.0, min(request.max_tokens, self._output_tokens))
 
     def _watch_budget(self) -> None:
         elapsed_s = self._host.elapsed_s
@@ -280,20 +281,21 @@ class Scheduler:
     # ------------------------------------------------------------ booking
 
     def _book(self, request: PlaceRequest, decision: Decision, weighed: Weighed) -> None:
-        decode, site = self._fleet.get(decision.decode), self._fleet.get(decision.site)
+        chosen, candidates = decision.chosen, decision.candidates
+        decode, site = self._fleet.get(candidates.decode[chosen]), self._fleet.get(candidates.site[chosen])
         if decode is None or site is None:
             raise AssertionError(f"candidates come from the fleet, {decision.header} does not")
         link = None if site is decode else self._network.links[site.info.cluster, decode.info.cluster]
         row = self._bookings.next_row()
         book.book(
             self._fleet.table.values, self._network.table.values, self._bookings.values, row,
-            weighed.floats, weighed.ints, decision.chosen, decode.slot, site.slot,
+            weighed.floats, weighed.ints, chosen, decode.slot, site.slot,
             -1 if link is None else link.row, self._numbers, self.config.status_lag_s,
         )  # fmt: skip
         booking = Booking(
             request.request_id, request.attempt, decision.kind, decode, site, link, row, request.now_s,
-            float(self._numbers[costs.ELAPSED]), float(self._numbers[costs.OUTPUT_TOKENS]),
-            weighed.floats[:, decision.chosen].tolist(), int(weighed.ints[costs.KV_BYTES, decision.chosen]),
+            self._numbers.item(costs.ELAPSED), self._numbers.item(costs.OUTPUT_TOKENS),
+            weighed.floats[:, chosen].tolist(), weighed.ints.item(costs.KV_BYTES, chosen),
         )  # fmt: skip
         self._bookings.add(booking)
         self._predict(booking, weighed.hashes)
@@ -302,14 +304,13 @@ class Scheduler:
         """Hold the prompt's blocks to be cached where they are computed and where they land."""
         if not len(hashes):
             return
-        at_once = self.config.predicted_from == "placed"
+        at_once, ttl_s = self.config.predicted_from == "placed", self.config.predicted_ttl_s
+        found = []
         ready_at = {booking.site.slot: booking.computed_s, booking.decode.slot: booking.landed_s}
-        booking.predictions = tuple(
-            self._index.predict(
-                slot, hashes, booking.booked_s if at_once else ready_s, ready_s + self.config.predicted_ttl_s
-            )
-            for slot, ready_s in ready_at.items()
-        )
+        for slot, ready_s in ready_at.items():
+            from_s = booking.booked_s if at_once else ready_s
+            found.append(self._index.predict(slot, hashes, from_s, ready_s + ttl_s))
+        booking.predictions = tuple(found)
 
     def _give_up(self, booking: Booking) -> None:
         """Release a booking whose prompt may never have been computed."""
@@ -339,9 +340,6 @@ class Scheduler:
 
     def _not_before_now(self, request: PlaceRequest) -> PlaceRequest:
         return request if request.now_s >= self._now_s else replace(request, now_s=self._now_s)
-
-    def _advance(self, now_s: float) -> None:
-        self._now_s = max(self._now_s, now_s)
 
     # ------------------------------------------------------------ events
 
@@ -430,22 +428,24 @@ class Scheduler:
         if event.ok:
             self._output_tokens += OUTPUT_WEIGHT * (event.completion_tokens - self._output_tokens)
         self._release(booking)
-        self._tell(outcome(booking, event.ok))
+        self._tell(booking, event.ok)
 
     def _on_failed(self, event: Failed) -> None:
         booking = self._bookings.get(event.request_id)
         if booking is not None and booking.attempt == event.attempt:
             self._give_up(booking)
-            self._tell(outcome(booking, False))
+            self._tell(booking, False)
 
     def _on_released(self, event: Released) -> None:
         booking = self._bookings.get(event.request_id)
         if booking is not None:
             self._give_up(booking)
 
-    def _tell(self, result: Outcome) -> None:
-        self._host.observe(result)
-        self.on_outcome(result)
+    def _tell(self, booking: Booking, ok: bool) -> None:
+        if self._host.learns or self.on_outcome is not _ignore:
+            result = outcome(booking, ok)
+            self._host.observe(result)
+            self.on_outcome(result)
 
     def _on_overran(self, event: PolicyOverran) -> None:
         self._host.overran(event.elapsed_s, self._now_s)
@@ -455,7 +455,8 @@ class Scheduler:
         self._index.sweep(self._now_s)
         for link in self._network:
             self._network.refresh(link, self._now_s)
-        self._commands = self._host.control(self.view(), self._now_s)
+        heeded = self._host.commands
+        self._commands = self._host.control(self.view(), self._now_s) if heeded else []
 
 
 def _ignore(_: object) -> None:

@@ -90,6 +90,8 @@ def _sum_up(now_s: float, workers: Floats, links: Floats, bookings: Floats, coun
             workers[t.PINNED_UNSEEN, s] += bookings[row, t.SITE_PAGES]
         if s != d:
             begin_s, end_s = bookings[row, t.TRANSFER_BEGIN], bookings[row, t.TRANSFER_END]
+            if begin_s > now_s + GRANT_SPREAD_S:
+                continue  # it waits for pages or its prefill's turn: the link does not
             left = (end_s - now_s) / max(end_s - begin_s, 1e-9)
             link = int(bookings[row, t.LINK_ROW])
             links[t.DRAINED_AT, link] += bookings[row, t.KV_BYTES] * min(max(left, 0.0), 1.0)
@@ -158,10 +160,10 @@ def tally(
             workers[t.RUNNING_CONTEXT, slot] = context
         if workers[t.RUNNING, slot] == 0:
             workers[t.RUNNING_CONTEXT, slot] = 0.0
+        # By our bookings, which count those that wait for pages too; the worker's word where it has less.
+        free = workers[t.TOTAL_PAGES, slot] - workers[t.PINNED, slot]
         if fresh and workers[t.STATUS_PAGES, slot] > 0:
-            free = workers[t.STATUS_FREE_PAGES, slot] - workers[t.PINNED_UNSEEN, slot]
-        else:
-            free = workers[t.TOTAL_PAGES, slot] - workers[t.PINNED, slot]
+            free = min(free, workers[t.STATUS_FREE_PAGES, slot] - workers[t.PINNED_UNSEEN, slot])
         workers[t.FREE_PAGES, slot] = free
         workers[t.WAITING, slot] = max(waiting, workers[t.STATUS_WAITING, slot]) if fresh else waiting
         held_s = workers[t.PAGES_IDLE_AT, slot] / max(workers[t.TOTAL_PAGES, slot], 1.0)

@@ -21,6 +21,8 @@ from simulations.experiments.capacity import Capacity, CapacityStudy, Trial, cap
 from simulations.experiments.cheapest import Cheapest, Option, cheapest_fleet
 from simulations.experiments.levels import asked, parse_slo
 from simulations.fleet import SLO, Fleet
+from simulations.report.summary import duration, level_name, level_text
+from simulations.report.terminal import plain_table
 from simulations.workload.trace import Trace
 
 USUAL_RUNS = 9
@@ -74,18 +76,12 @@ def command(
             "--rate and --rate-scale are for --cheapest: capacity is the rate that is searched for"
         )
     slo = parse_slo(slo_text) if slo_text else None
-    try:
-        trace, fleet = given.load()
-        search = Search(
-            trace, fleet, specs, slo if slo is not None else fleet.slo, given, jobs, ray, free_roles
-        )
-        if cheapest:
-            _cheapest(search, most, as_json)
-        else:
-            _capacities(search, range(given.seed, given.seed + seeds), tolerance, as_json)
-    except KeyboardInterrupt:
-        note("prfaas: interrupted before anything was known")
-        sys.exit(INTERRUPTED)
+    trace, fleet = given.load()
+    search = Search(trace, fleet, specs, slo if slo is not None else fleet.slo, given, jobs, ray, free_roles)
+    if cheapest:
+        _cheapest(search, most, as_json)
+    else:
+        _capacities(search, range(given.seed, given.seed + seeds), tolerance, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +161,10 @@ def _end(study: CapacityStudy, slo: SLO) -> None:
 
 
 def _slowest(found: Capacity) -> str:
-    trial = min((t for trials in found.trials for t in trials), key=lambda t: t.rate_per_s)
+    trials = [trial for trials in found.trials for trial in trials]
+    if not trials:
+        return "nothing tried"
+    trial = min(trials, key=lambda trial: trial.rate_per_s)
     return f"{trial.rate_per_s:.3g} requests/s {_missed(trial)}"
 
 
@@ -212,22 +211,38 @@ def _print(study: CapacityStudy, search: Search) -> None:
     bound = study.bound
     console.print(f"{search.trace.name} on {search.fleet.name}; {_levels(search.slo)}, every request served")
     console.print(f"no policy can sustain more than {bound.rate_per_s:.4g} requests/s: {_binding(bound)}")
-    table = Table()
-    table.add_column("policy", no_wrap=True)
-    for name in ("offered/s", "÷ bound", "served ÷ bound", "TTFT P90 s", "TPOT P90 ms", "limited by"):
-        table.add_column(name, justify="left" if name == "limited by" else "right")
+    table = policy_rows(console, "offered\nreq/s", "by\nbound", "served by\nbound", "TTFT\nP90", "TPOT\nP90")
+    table.add_column("\nlimited by", min_width=len("TTFT P90 10.5 s"))
     for found in sorted(study.capacities, key=lambda c: -c.rate_per_s):
-        best, miss = found.best, found.first_miss
+        best = found.best
         table.add_row(
             found.policy,
             f"{found.rate_per_s:.4g}" if best else "none",
             f"{found.rate_per_s / bound.rate_per_s:.1%}" if best else "",
             f"{best.throughput_per_s / bound.rate_per_s:.1%}" if best else "",
-            f"{best.figures['ttft_p90_s']:.3g}" if best else "",
-            f"{1e3 * best.figures['tpot_p90_s']:.3g}" if best else "",
-            _missed(miss) if miss else ("not known" if best else _slowest(found)),
+            duration(best.figures["ttft_p90_s"]) if best else "",
+            duration(best.figures["tpot_p90_s"]) if best else "",
+            _limit(found),
         )
     console.print(table)
+
+
+def policy_rows(console: Console, *figures: str) -> Table:
+    """A table with a policy's name and figures in each row, that fits 80 columns."""
+    table = plain_table()
+    table.add_column("\npolicy", max_width=max(16, console.width // 4), overflow="fold")
+    for name in figures:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _limit(found: Capacity) -> str:
+    """Why no higher rate."""
+    if found.best is None:
+        return _slowest(found)
+    if found.first_miss is not None:
+        return _missed(found.first_miss)
+    return "not reached" if found.complete else "not known"
 
 
 def _binding(bound: Bound) -> str:
@@ -235,16 +250,12 @@ def _binding(bound: Bound) -> str:
 
 
 def _levels(slo: SLO) -> str:
-    return ", ".join(f"{_name(level)} ≤ {value:g} s" for level, value in asked(slo).items())
-
-
-def _name(level: str) -> str:
-    return level.replace("_", " ").upper()
+    return ", ".join(f"{level_name(level)} ≤ {level_text(value)}" for level, value in asked(slo).items())
 
 
 def _missed(trial: Trial) -> str:
     return ", ".join(
-        f"{value:.0f} not served" if level == "unserved" else f"{_name(level)} {value:.3g} s"
+        f"{value:.0f} not served" if level == "unserved" else f"{level_name(level)} {duration(value)}"
         for level, value in trial.missed.items()
     )
 
@@ -320,19 +331,19 @@ def _cheapest_data(found: Cheapest) -> dict[str, Any]:
 def _print_cheapest(found: Sequence[Cheapest], search: Search) -> None:
     console = Console()
     console.print(f"{search.trace.name}; {_levels(search.slo)}, every request served")
-    table = Table()
-    for name in ("policy", "price/h", "workers", "bound requests/s", "TTFT P90 s", "tried", "ruled out"):
-        is_text = name in ("policy", "workers")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=name == "policy")
+    table = policy_rows(
+        console, "price\nper hour", "bound\nreq/s", "TTFT\nP90", "fleets\ntried", "ruled\nout"
+    )
+    table.add_column("\nworkers")
     for one in found:
         option = one.found
         table.add_row(
             one.policy,
             f"{option.price_per_hour:.2f}" if option else "not found",
-            ", ".join(f"{n} {group}" for group, n in option.counts.items() if n) if option else "",
             f"{option.bound_per_s:.3g}" if option else "",
-            f"{option.trial.figures['ttft_p90_s']:.3g}" if option else "",
+            duration(option.trial.figures["ttft_p90_s"]) if option else "",
             str(len(one.tried)),
             str(one.ruled_out),
+            ", ".join(f"{n} {group}" for group, n in option.counts.items() if n) if option else "",
         )
     console.print(table)

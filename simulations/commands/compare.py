@@ -55,16 +55,12 @@ def command(
     specs = parse_policies(policies)
     for spec in specs:
         spec.make()  # mistakes show before hours of work, not after
-    try:
-        trace, fleet = given.load()
-        runs = _run(trace, fleet, specs, given, jobs, ray_address)
-        complete = len(runs) == len(specs) and all(run.complete for run in runs)
-        if not runs:
-            raise KeyboardInterrupt
-        study = study_of(trace, fleet, runs, bound=bound and complete, warm_up=given.warm_up)
-    except KeyboardInterrupt:
-        note("prfaas: interrupted before anything was known")
-        sys.exit(INTERRUPTED)
+    trace, fleet = given.load()
+    runs = _run(trace, fleet, specs, given, jobs, ray_address)
+    if not runs:
+        raise KeyboardInterrupt
+    complete = len(runs) == len(specs) and all(run.complete for run in runs)
+    study = study_of(trace, fleet, runs, bound=bound and complete, warm_up=given.warm_up)
     study = best_first(study)
     data, summaries, findings = report_data(study)
     if as_json:

@@ -15,6 +15,7 @@ from prfaas.units import Rate
 from simulations.console import note
 from simulations.fleet import Fleet
 from simulations.fleet_load import check_fits, load_fleet
+from simulations.workload.builder import MAX_SECONDS
 from simulations.workload.detect import FORMATS
 from simulations.workload.load import load_trace
 from simulations.workload.trace import Trace
@@ -116,7 +117,7 @@ def at_rate(trace: Trace, scale: float | None, rate_rps: float | None) -> Trace:
     """`trace` with its arrivals `scale` times as fast, or at a mean of `rate_rps`.
 
     Raises:
-        ConfigError: both are given, one is not above 0, or the trace has no rate to scale.
+        ConfigError: both are given, one is not above 0, the trace has no rate to scale or would take years.
     """
     if scale is not None and rate_rps is not None:
         raise ConfigError("--rate and --rate-scale both set the rate of arrival; give one")
@@ -129,6 +130,10 @@ def at_rate(trace: Trace, scale: float | None, rate_rps: float | None) -> Trace:
                 f"--rate: all requests of {trace.name} arrive at once, so there is no rate to scale"
             )
         scale = rate_rps / trace.rate_per_s
+    if scale is not None and trace.duration_s / scale > MAX_SECONDS:
+        raise ConfigError(
+            f"at that rate {trace.name} takes years; which did you mean, --rate or --rate-scale?"
+        )
     return trace if scale is None else trace.at_rate(scale)
 
 

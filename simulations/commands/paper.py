@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 
 from prfaas.errors import ConfigError
+from simulations.console import INTERRUPTED
 from simulations.paper.case import Case, paper_case
 from simulations.paper.event_driven import Effort, RunJobs, jobs_of, link_rtt_s, search, with_lines
 from simulations.paper.link_sweep import add_queues, sweep_link
@@ -172,4 +173,4 @@ def _end_where_broken_off(complete: bool) -> None:
     """After what is known has been printed: say that it is not all."""
     if not complete:
         click.echo("prfaas: broken off; the event-driven figures above are what was known by then", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)

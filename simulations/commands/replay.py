@@ -53,21 +53,17 @@ def command(
         check_rows_path(out)
     if report:
         check_folder(report)
-    try:
-        trace, fleet = given.load()
-        spec = parse_policy(policy_text) if policy_text else fleet_policy(fleet)
-        policy = spec.make()
-        with _journal(journal, spec, fleet, given.seed) as record, progress(spec.label) as show:
-            options = RunOptions(
-                seed=given.seed, causal=given.causal, journal=record, progress=show, drop_first=given.warm_up
-            )
-            run = spec.labelled(simulate(trace, fleet, policy, options))
-        study = study_of(
-            trace, fleet, [run], bound=(bound or report is not None) and run.complete, warm_up=given.warm_up
+    trace, fleet = given.load()
+    spec = fleet_policy(fleet) if policy_text is None else parse_policy(policy_text)
+    policy = spec.make()
+    with _journal(journal, spec, fleet, given.seed) as record, progress(spec.label) as show:
+        options = RunOptions(
+            seed=given.seed, causal=given.causal, journal=record, progress=show, drop_first=given.warm_up
         )
-    except KeyboardInterrupt:
-        note("prfaas: interrupted before anything was known")
-        sys.exit(INTERRUPTED)
+        run = spec.labelled(simulate(trace, fleet, policy, options))
+    study = study_of(
+        trace, fleet, [run], bound=(bound or report is not None) and run.complete, warm_up=given.warm_up
+    )
     summary = summarize(run, fleet, study.bound_rps)
     if as_json:
         click.echo(json.dumps(summary, indent=2))

@@ -7,8 +7,8 @@ import math
 
 import click
 from rich.console import Console
-from rich.table import Table
 
+from simulations.report.terminal import plain_table
 from simulations.validate.closed_loop import Overheads
 from simulations.validate.fit import Error, Validation, validate
 
@@ -27,25 +27,22 @@ def command(data: str | None, seed: int, as_json: bool) -> None:
 
 def show(found: Validation, console: Console) -> None:
     """Print the tables and what to conclude."""
-    table = Table(title="Relative error |predicted / measured - 1|: median (90th percentile)")
-    for name in ("model", "system", "engine", "precision", "mode", "points"):
-        table.add_column(name)
-    for name in ("TTFT, tables alone", "fitted", "TPOT, tables alone", "fitted"):
-        table.add_column(name, justify="right")
+    table = plain_table()
+    table.add_column("\nmodel and engine", min_width=30)
+    for name in ("\npoints", "TTFT by\ntables", "\nfitted", "TPOT by\ntables", "\nfitted"):
+        table.add_column(name, justify="right", no_wrap=True)
     for group in found.groups:
-        best = group.own or group.common
+        best, mark = group.own or group.common, "" if group.own else " *"
         table.add_row(
-            group.model.split("/")[-1],
-            group.system.removesuffix("_sxm"),
-            group.backend,
-            group.precision,
-            group.mode,
+            f"{group.model.split('/')[-1]}\n  {group.system.removesuffix('_sxm')} {group.backend} "
+            f"{group.mode}, {group.precision}",
             f"{group.bare.points}",
-            _shown(group.bare.ttft_median, group.bare.ttft_p90),
-            _shown(best.ttft_median, best.ttft_p90) + ("" if group.own else " *"),
-            _shown(group.bare.tpot_median, group.bare.tpot_p90),
-            _shown(best.tpot_median, best.tpot_p90) + ("" if group.own else " *"),
+            _two_lines(group.bare.ttft_median, group.bare.ttft_p90),
+            _two_lines(best.ttft_median, best.ttft_p90, mark),
+            _two_lines(group.bare.tpot_median, group.bare.tpot_p90),
+            _two_lines(best.tpot_median, best.tpot_p90, mark),
         )
+    console.print("Relative error |predicted / measured - 1|: median, below it the 90th percentile")
     console.print(table)
     console.print("fitted: on half of the configurations; errors are of the other half. * common overheads")
     for name, error in (
@@ -97,6 +94,12 @@ def conclusions(found: Validation) -> list[str]:
             f"(speculative decoding, engine settings): {', '.join(torn)}."
         )
     return sentences
+
+
+def _two_lines(median: float, p90: float, mark: str = "") -> str:
+    if math.isnan(median):
+        return f"none{mark}\nheld out"
+    return f"{median:.0%}{mark}\n({p90:.0%})"
 
 
 def _shown(median: float, p90: float) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from simulations.engine.request import Request
 from simulations.engine.worker_spec import FleetError
 from simulations.engine.world import World
-from simulations.workload.trace import Trace
+from simulations.workload.trace import Ints, Trace
 
 
 class Arrivals:
@@ -23,6 +23,7 @@ class Arrivals:
         self._world = world
         self._trace = trace
         self._blocks = PageHashes(trace, page_size)
+        self._sessions = len(trace.session) > 0
         self._next_turn: dict[int, int] = {}
         """Request → the next one of its session, in a causal replay."""
         self._firsts: Sequence[int] = range(len(trace))
@@ -66,7 +67,7 @@ class Arrivals:
 
     def _arrive(self, index: int) -> None:
         trace = self._trace
-        session = trace.session.item(index) if len(trace.session) else -1
+        session = trace.session.item(index) if self._sessions else -1
         self._world.arrive(
             Request(
                 index,
@@ -100,10 +101,10 @@ class PageHashes:
         self._offsets = trace.block_offsets
         self._prompt = trace.prompt_tokens
 
-    def of(self, index: int) -> tuple[int, ...]:
-        """The request's page hashes, first page first."""
+    def of(self, index: int) -> Ints:
+        """The request's page hashes, first page first; read only."""
         if len(self._offsets) <= 1:
-            return ()
+            return _NONE
         pages = (self._prompt.item(index) - 1) // self._page
         blocks = self._blocks[self._offsets.item(index) : self._offsets.item(index + 1)]
         if self._per_page > 1:
@@ -111,4 +112,7 @@ class PageHashes:
         elif self._per_block > 1:
             parts = np.arange(self._per_block, dtype=np.int64)
             blocks = (blocks[:, None] * self._per_block + parts).reshape(-1)
-        return tuple(blocks[:pages].tolist())
+        return blocks[:pages]
+
+
+_NONE: Ints = np.zeros(0, np.int64)

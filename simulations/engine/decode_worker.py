@@ -14,6 +14,7 @@ from simulations.engine.request import DECODING, ENDED, FETCHING, QUEUED, READY,
 
 if TYPE_CHECKING:
     from simulations.engine.world import WorkerSpec, World
+    from simulations.hardware.step_times import StepLine
 
 
 class DecodeWorker:
@@ -54,6 +55,8 @@ class DecodeWorker:
         self._stretch: Stretch | None = None
         self._head: Request | None = None
         """Whose chunks the running stretch carries."""
+        self._line: StepLine | None = None
+        """What each step of the running stretch takes, where none carries a chunk."""
         self._version = 0
         self._orders = 0
 
@@ -110,7 +113,7 @@ class DecodeWorker:
         """One step of the running batch with so much context, without prefill; 0 where none runs."""
         if not self.batch:
             return 0.0
-        line = self._times.decode_line(self.batch, context)
+        line = self._line or self._times.decode_line(self.batch, context)
         return line.base_s + line.slope_s * context
 
     @property
@@ -170,7 +173,7 @@ class DecodeWorker:
         self.busy_s += self.running_s(self._loop.now_s)
         self.alive = self.ready = False
         self._version += 1
-        self._stretch = self._head = None
+        self._stretch = self._head = self._line = None
         lost = list(self.live.values())
         self.live.clear()
         return lost
@@ -279,7 +282,7 @@ class DecodeWorker:
             if head.computed == end:
                 self._prefill_done(head)
         # Only now: until here, whoever got pages or KV must not begin a stretch.
-        self._stretch = self._head = None
+        self._stretch = self._head = self._line = None
 
     def _prefill_done(self, request: Request) -> None:
         self.waiting.remove(request)
@@ -308,7 +311,8 @@ class DecodeWorker:
         """Begin the next stretch: at a step boundary, or while nothing runs."""
         newcomers: list[Request] = []
         while True:
-            self._fill_slots(newcomers)
+            if self.ready_queue:
+                self._fill_slots(newcomers)
             if self._growths and self._growths[0][0] <= self.steps + 1:
                 self._grow_or_preempt()
             head = self._prefill_head() if self.waiting else None
@@ -318,6 +322,7 @@ class DecodeWorker:
             return
         begin_s = self._loop.now_s
         count = self._steps_ahead() if self.batch else 1 << 40
+        line = None
         if head is None:
             line = self._times.decode_line(self.batch, self.context)
             if line.until_context < self.context + count * self.batch:
@@ -327,7 +332,7 @@ class DecodeWorker:
             if head.first_chunk_s < 0:
                 head.first_chunk_s = begin_s
             stretch = Stretch.mixed(begin_s, self._mixed_ends(head, count))
-        self._stretch, self._head = stretch, head
+        self._stretch, self._head, self._line = stretch, head, line
         self._version += 1
         self._loop.at(begin_s + stretch.after_s(stretch.count), self._on_end, self._version)
         if newcomers:
@@ -397,14 +402,23 @@ class DecodeWorker:
     def _sync_growth(self) -> None:
         """Take the pages that sequences have grown by up to now. Stretches are planned so that there are
         enough, so only the counts need to catch up before somebody looks at them."""
-        growths = self._growths
-        started = self.steps
-        if not growths or growths[0][0] > started + (self._stretch.count if self._stretch is not None else 0):
+        growths, stretch = self._growths, self._stretch
+        if not growths:
             return
-        if self._stretch is not None and self._loop.now_s < self._stretch.begin_s + self._stretch.after_s(
-            self._stretch.count
-        ):
-            started += min(self._stretch.done_by(self._loop.now_s) + 1, self._stretch.count)
+        started = self.steps
+        # Steps of the running stretch before the first page is needed.
+        steps = growths[0][0] - started - 1
+        if stretch is None:
+            if steps >= 0:
+                return
+        elif steps >= stretch.count:
+            return
+        else:
+            now_s = self._loop.now_s
+            if steps > 0 and stretch.after_s(steps) > now_s - stretch.begin_s:
+                return
+            if now_s < stretch.begin_s + stretch.after_s(stretch.count):
+                started += min(stretch.done_by(now_s) + 1, stretch.count)
         grown = False
         while growths and growths[0][0] <= started:
             step, _, request = heappop(growths)
@@ -474,6 +488,7 @@ class DecodeWorker:
         request.held = None
         request.computed = 0
         if request.state != WAITING:
+            request.preempted = True
             request.state = WAITING
             insort(self.waiting, request, key=_order)
 
@@ -486,7 +501,7 @@ class DecodeWorker:
                 request.held = self.cache.match(request.blocks)
                 request.computed = request.held.published * self._page
             # A preempted one must get as far as its next token, or it would be preempted again at once.
-            needed = -(-(end + (request.generated > 0)) // self._page)
+            needed = -(-(end + request.preempted) // self._page)
             if self.cache.grow(request.held, needed):
                 self.world.router.kv_changed(self)
                 if request.computed < end:

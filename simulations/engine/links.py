@@ -319,21 +319,28 @@ def max_min(streams: list[Stream]) -> None:
         stream.rate = limit
         for pipe in stream.pipes:
             demand[pipe] = demand.get(pipe, 0.0) + limit
-    if all(pipe.capacity >= wanted for pipe, wanted in demand.items()):
+    # A pipe that carries all that its streams could take holds nobody up.
+    room = {pipe: pipe.capacity for pipe, wanted in demand.items() if wanted > pipe.capacity}
+    if not room:
         return
-    room = {pipe: pipe.capacity for pipe in demand}
-    open_streams = dict.fromkeys(streams)
-    while open_streams:
-        count: dict[Pipe, int] = {}
-        for stream in open_streams:
-            for pipe in stream.pipes:
-                count[pipe] = count.get(pipe, 0) + 1
-        tightest = min(count, key=lambda pipe: room[pipe] / count[pipe])
-        share = max(room[tightest], 0.0) / count[tightest]
-        capped = [stream for stream in open_streams if limits[stream] <= share]
-        settled = capped or [stream for stream in open_streams if tightest in stream.pipes]
+    count = dict.fromkeys(room, 0)
+    crossed: dict[Stream, list[Pipe]] = {}
+    for stream in streams:
+        narrow = [pipe for pipe in stream.pipes if pipe in room]
+        if narrow:
+            crossed[stream] = narrow
+            for pipe in narrow:
+                count[pipe] += 1
+    while crossed:
+        share, tightest = inf, None
+        for pipe, waiting in count.items():
+            if waiting and room[pipe] / waiting < share:
+                share, tightest = room[pipe] / waiting, pipe
+        share = max(share, 0.0)
+        capped = [stream for stream in crossed if limits[stream] <= share]
+        settled = capped or [stream for stream, narrow in crossed.items() if tightest in narrow]
         for stream in settled:
             stream.rate = min(limits[stream], share)
-            del open_streams[stream]
-            for pipe in stream.pipes:
+            for pipe in crossed.pop(stream):
                 room[pipe] -= stream.rate
+                count[pipe] -= 1

@@ -48,13 +48,15 @@ class Recorder:
     def placed(self, request: Request, decision: Decision, decode: int, site: int) -> None:
         row, chosen = request.index, decision.chosen
         candidates = decision.candidates
-        cost_s = candidates.cost_s
         self.attempts[row] = request.attempt
-        self.kind[row] = int(candidates.kind[chosen])
+        self.kind[row] = candidates.kind.item(chosen)
         self.decode[row] = decode
         self.site[row] = site
-        self.predicted_s[row] = float(candidates.ttft_s[chosen])
-        self.regret_s[row] = 0.0 if decision.least_cost else float(cost_s[chosen] - cost_s.min())
+        self.predicted_s[row] = candidates.ttft_s.item(chosen)
+        self.regret_s[row] = 0.0
+        if not decision.least_cost:
+            cost_s = candidates.cost_s
+            self.regret_s[row] = cost_s.item(chosen) - cost_s.min()
 
     def served(self, request: Request, end_s: float) -> None:
         row = request.index

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from simulations.engine.decode_worker import DecodeWorker
     from simulations.engine.links import Stream
     from simulations.engine.prefill_worker import PrefillWorker
+    from simulations.workload.trace import Ints
 
 
 class Request:
@@ -30,12 +31,14 @@ class Request:
         "first_chunk_s",
         "first_token_s",
         "generated",
+        "hashes",
         "held",
         "id",
         "index",
         "order",
         "output",
         "placed_s",
+        "preempted",
         "prompt",
         "session",
         "site",
@@ -55,7 +58,7 @@ class Request:
         arrival_s: float,
         prompt: int,
         output: int,
-        blocks: tuple[int, ...],
+        hashes: Ints,
         session: str,
     ) -> None:
         self.index = index
@@ -64,8 +67,10 @@ class Request:
         self.prompt = prompt
         self.output = output
         """True length of the answer: known to decode workers only."""
-        self.blocks = blocks
-        """Hashes of the full pages of `prompt - 1` tokens."""
+        self.hashes = hashes
+        """Hashes of the full pages of `prompt - 1` tokens, as the router gets them."""
+        self.blocks: tuple[int, ...] = tuple(hashes.tolist())
+        """The same."""
         self.session = session
         self.attempt = 0
         self.avoid: tuple[str, ...] = ()
@@ -93,6 +98,8 @@ class Request:
         self.first_chunk_s = -1.0
         self.generated = 0
         """Answer tokens before the last join."""
+        self.preempted = False
+        """Whether it joined a batch and lost its pages again."""
         self.context = 0
         """Tokens held when it joined the batch, less the worker's step count then: context at step s is
         `context + s`."""

@@ -69,7 +69,8 @@ class RouterSide:
         self._inbox: list[tuple[float, int, SchedulerEvent]] = []
         self._count = 0
         self._feeds: dict[str, _Feed] = {}
-        self._dirty: dict[str, _Feed] = {}
+        self._planned: list[tuple[float, int, _Feed]] = []
+        """Heap of statuses to come: an entry holds while it says when its feed's next one is due."""
 
     # ------------------------------------------------------------ asking the scheduler
 
@@ -92,10 +93,10 @@ class RouterSide:
 
     def drain(self, now_s: float) -> None:
         """Apply what has arrived by `now_s`."""
-        until_s = now_s - self._delay_s
-        for name, feed in list(self._dirty.items()):
-            if feed.next_status_s <= until_s:
-                del self._dirty[name]
+        until_s, planned = now_s - self._delay_s, self._planned
+        while planned and planned[0][0] <= until_s:
+            at_s, _, feed = heappop(planned)
+            if feed.next_status_s == at_s:
                 self._send_status(feed, until_s)
         inbox, apply = self._inbox, self.scheduler.apply
         while inbox and inbox[0][0] <= now_s:
@@ -118,7 +119,8 @@ class RouterSide:
 
     def due_s(self, at_s: float) -> float:
         """When the router hears of something that happens at `at_s`."""
-        return max(at_s + self._delay_s, self._floor_s)
+        due_s = at_s + self._delay_s
+        return due_s if due_s > self._floor_s else self._floor_s
 
     def hear(self, event: SchedulerEvent) -> None:
         """Put an event into the inbox; its `now_s` is `due_s` of when it happened."""
@@ -149,8 +151,9 @@ class RouterSide:
 
     def lost(self, worker: Worker, noticed_s: float) -> None:
         """The worker is gone; the router notices at `noticed_s`."""
-        self._dirty.pop(worker.name, None)
-        self._feeds.pop(worker.name, None)
+        feed = self._feeds.pop(worker.name, None)
+        if feed is not None:
+            feed.next_status_s = inf
         self.hear(WorkerLost(worker=worker.name, now_s=noticed_s))
 
     def before_change(self, worker: Worker) -> None:
@@ -159,19 +162,18 @@ class RouterSide:
         if feed is None or feed.worker is not worker:
             return
         now_s = self._loop.now_s
-        if feed.next_status_s == inf:
-            self._dirty[worker.name] = feed
-        elif feed.next_status_s <= now_s:
+        if feed.next_status_s <= now_s:
             self._send_status(feed, now_s)
-        else:
+        elif feed.next_status_s < inf:
             return
         periods = floor((now_s - feed.phase_s) / self._period_s) + 1
-        feed.next_status_s = feed.phase_s + periods * self._period_s
+        feed.next_status_s = at_s = feed.phase_s + periods * self._period_s
+        self._count += 1
+        heappush(self._planned, (at_s, self._count, feed))
 
     def tell_now(self, worker: Worker) -> None:
         """The worker's state has changed: its status is sent at once, as live."""
         feed = self._feeds[worker.name]
-        self._dirty.pop(worker.name, None)
         self._emit(feed, self._loop.now_s)
 
     def kv_changed(self, worker: Worker) -> None:
@@ -204,23 +206,29 @@ class RouterSide:
         feed.last_status_s = at_s
         due_s = self.due_s(at_s)
         feed.due.append(due_s)
-        self.hear(StatusReceived(status=status_of(feed.worker, at_s), now_s=due_s))
+        self._count += 1
+        status = StatusReceived(status=status_of(feed.worker, at_s), now_s=due_s)
+        heappush(self._inbox, (due_s, self._count, status))
 
 
 def status_of(worker: Worker, at_s: float) -> WorkerStatus:
     """What the worker would say of itself at `at_s`, nothing having changed on it since."""
     cache = worker.cache
+    links: list[LinkCounters] = []
     if isinstance(worker, DecodeWorker):
-        started = left = 0
+        started = left = context = 0
+        step_s = 0.0
+        batch, live = worker.batch, len(worker.live)
         if worker.waiting:
-            started = sum(r.first_chunk_s >= 0 for r in worker.waiting)
+            started = sum([r.first_chunk_s >= 0 for r in worker.waiting])
             left = worker.prefill_left(at_s)
-        waiting, running = len(worker.live) - worker.batch - started, worker.batch + started
-        context = worker.context_at(at_s)
-        step_s, links = worker.step_s(context), []
+        waiting, running = live - batch - started, batch + started
+        if batch:
+            context = worker.context_at(at_s)
+            step_s = worker.step_s(context)
     else:
         running, context, step_s = int(worker.running is not None), 0, 0.0
-        waiting = len(worker.queue)
+        waiting, live = len(worker.queue), len(worker.live)
         left = worker.prefill_left(at_s)
         links = [
             LinkCounters(
@@ -232,7 +240,7 @@ def status_of(worker: Worker, at_s: float) -> WorkerStatus:
             )
             for cluster, meter in worker.meters.items()
         ]
-    available = cache.free + cache.idle_pages
+    available, total = cache.free + cache.idle_pages, cache.total
     return WorkerStatus(
         worker=worker.name,
         incarnation=worker.incarnation,
@@ -242,11 +250,11 @@ def status_of(worker: Worker, at_s: float) -> WorkerStatus:
         running=running,
         waiting_prefill_tokens=left,
         running_context_tokens=context,
-        total_pages=cache.total,
+        total_pages=total,
         free_pages=available,
         cached_pages=cache.idle_pages,
-        pinned_pages=cache.total - available,
-        live_grants=len(worker.live),
+        pinned_pages=total - available,
+        live_grants=live,
         decode_step_s=step_s,
         links=links,
     )

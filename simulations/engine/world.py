@@ -10,6 +10,8 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from prfaas.protocol.messages import PrefillReport
 from router.core.decision import Decision, NoCapacity
 from router.core.events import Failed, Finished, FirstToken, PlaceRequest, PrefillReported
@@ -95,7 +97,7 @@ class World:
                     prompt_tokens=request.prompt,
                     max_tokens=self.max_tokens,
                     arrival_s=request.arrival_s,
-                    block_hashes=request.blocks,
+                    block_hashes=request.hashes.view(np.uint64),
                     attempt=request.attempt,
                     session=request.session,
                     avoid=request.avoid,
@@ -110,9 +112,11 @@ class World:
         self._carry_out(request, decision)
 
     def _carry_out(self, request: Request, decision: Decision) -> None:
-        decode, site = decision.decode, decision.site
+        chosen, candidates = decision.chosen, decision.candidates
+        decode, site = candidates.decode[chosen], candidates.site[chosen]
         self.recorder.placed(request, decision, self._rows[decode], self._rows[site])
-        request.restart()
+        if request.attempt > 1:
+            request.restart()
         request.placed_s = self.loop.now_s
         worker = self.workers[decode]
         assert isinstance(worker, DecodeWorker), f"{decode} was placed on as a decode worker"
@@ -188,6 +192,7 @@ class World:
         if request.attempt != attempt or request.state != FETCHING:
             return
         decode, site = request.decode, request.site
+        request.stream = None
         sent = int(stream.total)
         self.recorder.kv_bytes[request.index] += sent
         self.prefilled(request, site.report(request, self.loop.now_s - request.placed_s, sent))

@@ -35,7 +35,7 @@ from router.core.journal import JournalError, read_journal
 from router.core.policy_loader import load_policy
 from router.core.scheduler import Scheduler
 from router.decision_log import DecisionRecord
-from simulations.workload.trace import Trace
+from simulations.workload.trace import Ints, Trace
 
 _LEAST_ROWS = 4
 """Fewer requests than this say nothing about a fleet."""
@@ -93,19 +93,35 @@ class Recording:
         return next(iter(self.workers.values())).layout.page_size
 
     def trace(self) -> Trace:
-        """The requests as a trace; time 0 is the first arrival, answers are as long as they were."""
-        rows = self.rows
-        sizes = [len(row.blocks) for row in rows]
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        """The requests as a trace; time 0 is the first arrival, answers are as long as they were.
+
+        Pages that an answer filled have no ids in a trace before a later prompt repeats them, so the
+        simulator would compute what was found cached live. They are taken out of prompts: everyone has them.
+        """
+        rows, answers = self.rows, self._answer_blocks()
+        kept = [[block for block in row.blocks if block not in answers] for row in rows]
+        shorter = [self.page_size * (len(row.blocks) - len(k)) for row, k in zip(rows, kept, strict=True)]
+        prompts = [max(2, row.prompt_tokens - cut) for row, cut in zip(rows, shorter, strict=True)]
+        offsets = np.concatenate([[0], np.cumsum([len(k) for k in kept])]).astype(np.int64)
         return Trace(
             name=Path(self.source).name,
             arrival_s=np.array([row.arrival_s - rows[0].arrival_s for row in rows]),
-            prompt_tokens=np.array([max(2, row.prompt_tokens) for row in rows], dtype=np.int64),
+            prompt_tokens=np.array(prompts, dtype=np.int64),
             output_tokens=np.array([max(1, row.completion_tokens) for row in rows], dtype=np.int64),
             block_tokens=self.page_size,
-            blocks=_block_ids(rows),
+            blocks=_signed([block for blocks in kept for block in blocks]),
             block_offsets=offsets,
         )
+
+    def _answer_blocks(self) -> set[int]:
+        """Blocks that a decode worker had although no prompt before had them: answers wrote them."""
+        asked: set[int] = set()
+        found: set[int] = set()
+        for row in self.rows:
+            cached = row.report.decode_cached_tokens // self.page_size if row.report is not None else 0
+            found.update(block for block in row.blocks[:cached] if block not in asked)
+            asked.update(row.blocks)
+        return found
 
 
 def read_recording(journal: str | os.PathLike[str]) -> Recording:
@@ -267,7 +283,6 @@ def _require(rows: list[Row], path: Path) -> None:
         )
 
 
-def _block_ids(rows: list[Row]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _signed(hashes: list[int]) -> Ints:
     """Block hashes as signed numbers, which the trace's columns hold."""
-    hashes = [block for row in rows for block in row.blocks]
     return np.array(hashes, dtype=np.uint64).view(np.int64)

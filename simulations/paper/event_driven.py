@@ -177,7 +177,10 @@ def run_job(job: Job) -> Sample:
     if job.unloaded:  # statuses tell nothing new then, and there is a lot of empty time to fill with them
         fleet = msgspec.structs.replace(fleet, status_period=Seconds(2.0))
     trace = poisson_trace(job.case, job.requests, job.seed).at_rate(job.rate_per_s)
-    return _sample(simulate(trace, fleet, policy_of(job.split), RunOptions(seed=job.seed)))
+    result = simulate(trace, fleet, policy_of(job.split), RunOptions(seed=job.seed))
+    if not result.complete:
+        raise KeyboardInterrupt  # part of a run says nothing about its rate
+    return _sample(result)
 
 
 def poisson_trace(case: Case, requests: int, seed: int) -> Trace:

@@ -45,7 +45,7 @@ def print_comparison(console: Console, summaries: Sequence[Summary], findings: S
     names = max(len(summary["policy"]) for summary in summaries)
     policy_width = min(names, max(24, console.width // 4))
     labels, rows = policy_table(summaries, console.width - policy_width - 2 - len("service") - 2)
-    table = _table()
+    table = plain_table()
     table.add_column("\npolicy", width=policy_width, overflow="fold")
     for label in labels:
         table.add_column(label, justify="right", no_wrap=True)
@@ -84,7 +84,7 @@ def _heading(summary: Summary) -> Text:
 
 def _latency(summary: Summary) -> Table:
     columns = ("mean", "p50", "p75", "p90", "p99", "max")
-    table = _table()
+    table = plain_table()
     table.add_column("seconds to")
     for column in columns:
         table.add_column(column, justify="right")
@@ -145,7 +145,7 @@ def _figures(summary: Summary) -> Table:
 
 
 def _placement(summary: Summary) -> Table:
-    table = _table()
+    table = plain_table()
     table.add_column("placed", min_width=6)
     table.add_column("", min_width=_BAR)
     table.add_column("share", justify="right")
@@ -160,7 +160,7 @@ def _resources(run: RunResult) -> Lines:
     workers = [group for group in groups if group.kind != "link"]
     if sum(len(group.members) for group in workers) <= MOST_WORKERS:
         workers = [Group(member.name, [member]) for group in workers for member in group.members]
-    table = _table()
+    table = plain_table()
     for heading in ("\nworker", "\nrole", "busy\nof the time"):
         table.add_column(heading, no_wrap=True)
     for heading in ("", "queue\nmean", "\nmax", "KV pages\nmean", "\nmax"):
@@ -176,7 +176,7 @@ def _resources(run: RunResult) -> Lines:
             *(_number(value, 1) for value in _mean_max(queue)),
             *(_percent(value) for value in _mean_max(pages)),
         )
-    links = _table()
+    links = plain_table()
     for heading in ("\nlink", "of its capacity\nmean", "", "busiest twentieth\nof the time"):
         links.add_column(heading, no_wrap=True)
     for group in groups:
@@ -209,7 +209,8 @@ def _met(summary: Summary) -> Text:
     return Text(text, style)
 
 
-def _table() -> Table:
+def plain_table() -> Table:
+    """Without lines: what fits 80 columns."""
     return Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
 
 

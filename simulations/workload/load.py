@@ -35,6 +35,8 @@ def load_trace(spec: str | os.PathLike[str], format: str | None = None, *, seed:
     """
     text = os.fspath(spec)
     if text.startswith(GENERATE):
+        if format is not None:
+            raise ConfigError(f"--format {format} is of files; leave it out with `{GENERATE}…`")
         from simulations.workload.generate import FAMILIES, generate
 
         family, options = split_options(text.removeprefix(GENERATE))

@@ -13,6 +13,7 @@ from small_cases import Spread, small_fleet, small_trace, with_outputs
 
 import simulations.engine.run as run_module
 from policies.cost_model import CostModel
+from policies.round_robin import RoundRobin
 from policies.types import RequestView
 from router.core.decision import Decision
 from router.core.events import PlaceRequest
@@ -186,7 +187,7 @@ def test_one_status_in_time_is_as_good_as_many() -> None:
             heard.append((item.now_s, item.status.worker))
 
     fleet = replace(FLEETS["pool"], event_delay=0.01)
-    simulate(small_trace(9, requests=60), fleet, CostModel(), RunOptions(journal=note))
+    simulate(small_trace(9, requests=60), fleet, RoundRobin(), RunOptions(journal=note))
     workers = sorted({worker for _, worker in heard})
     assert len(workers) == 4
     for worker in workers:

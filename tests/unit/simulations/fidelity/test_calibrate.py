@@ -49,6 +49,19 @@ def test_a_journal_tells_requests_workers_links_and_placements(tmp_path: Path, t
     assert all(row.decode.startswith("decode") and row.site for row in recording.rows)
 
 
+def test_pages_that_answers_filled_are_left_out_of_later_prompts(tmp_path: Path, true_journal: bytes) -> None:
+    recording = read_recording(write(tmp_path / "j", true_journal))
+    first, then = recording.rows[:2]
+    first.blocks, first.prompt_tokens = (1, 2), 150
+    # The decode worker had three pages of this prompt; the third was in no prompt before.
+    then.blocks, then.prompt_tokens = (1, 2, 3, 4), 300
+    assert then.report is not None
+    then.report = msgspec.structs.replace(then.report, decode_cached_tokens=3 * 64)
+    trace = recording.trace()
+    assert trace.prompt_tokens[:2].tolist() == [150, 300 - 64]
+    assert [trace.block_hashes(i) for i in range(2)] == [(1, 2), (1, 2, 4)]
+
+
 def test_a_run_with_true_profiles_is_predicted_from_its_first_half(
     tmp_path: Path, true_journal: bytes
 ) -> None:

@@ -1,0 +1,77 @@
+"""Draws the comparison of policies: capacity and TTFT P90 of each as the link narrows.
+
+python -m benchmarks.plot_policies RESULT.json PICTURE.svg     (RESULT.json of benchmarks.policies)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000")
+"""Okabe and Ito's, told apart by the colour-blind too; the default policy has the first."""
+LOAD = "0.8"
+TALLEST_S = 60.0
+"""TTFTs beyond are drawn here: the queue grows without end."""
+
+
+def draw(found: dict[str, Any]) -> Figure:
+    """A column of panels per fleet: capacity ÷ bound, and TTFT P90 at 80 % of the best capacity."""
+    fleets: dict[str, list[dict[str, Any]]] = {}
+    for cell in found["cells"]:
+        fleets.setdefault(cell["cell"].split(" · ")[0], []).append(cell)
+    figure = Figure(figsize=(4.2 * len(fleets), 6.4), layout="constrained")
+    panels = figure.subplots(2, len(fleets), squeeze=False)
+    for column, (fleet, cells) in enumerate(fleets.items()):
+        cells.sort(key=_gbit)
+        _lines(panels[0][column], cells, lambda row: 100 * row["over_bound"])
+        _lines(panels[1][column], cells, _ttft)
+        panels[0][column].set(
+            title=fleet, ylim=(0, 105), ylabel="capacity, % of the bound" if not column else ""
+        )
+        panels[1][column].set(yscale="log", xlabel="link, Gbit/s", ylabel="TTFT P90, s" if not column else "")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    return figure
+
+
+def _lines(panel: Axes, cells: list[dict[str, Any]], value: Any) -> None:
+    for index, policy in enumerate(cells[0]["policies"]):
+        values = [value(cell["policies"][policy]) for cell in cells]
+        width = 2.6 if index == 0 else 1.6
+        panel.plot(
+            [_gbit(cell) for cell in cells], values, "o-", color=COLOURS[index % len(COLOURS)], lw=width,
+            ms=5, label=policy.split(":")[0],
+        )  # fmt: skip
+    panel.set_xscale("log")
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _ttft(row: dict[str, Any]) -> float:
+    seconds = row["at_load"].get(LOAD, {}).get("ttft_p90_s")
+    return TALLEST_S if seconds is None else min(float(seconds), TALLEST_S)
+
+
+def _gbit(cell: dict[str, Any]) -> float:
+    return float(min(cell["link_bytes_per_s"].values())) * 8 / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("result", type=Path)
+    parser.add_argument("picture", type=Path)
+    arguments = parser.parse_args()
+    matplotlib.rcParams["svg.hashsalt"] = "prfaas"
+    metadata = {"Date": None} if arguments.picture.suffix == ".svg" else {}
+    draw(json.loads(arguments.result.read_text())).savefig(arguments.picture, dpi=150, metadata=metadata)
+
+
+if __name__ == "__main__":
+    main()
