@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000")
 """Okabe and Ito's, told apart by the colour-blind too; the default policy has the first."""
 LOAD = "0.8"
+SECONDS = (1, 2, 5, 10, 20, 50)
 TALLEST_S = 60.0
 """TTFTs beyond are drawn here: the queue grows without end."""
 
@@ -32,10 +33,12 @@ def draw(found: dict[str, Any]) -> Figure:
         cells.sort(key=_gbit)
         _lines(panels[0][column], cells, lambda row: 100 * row["over_bound"])
         _lines(panels[1][column], cells, _ttft)
-        panels[0][column].set(
-            title=fleet, ylim=(0, 105), ylabel="capacity, % of the bound" if not column else ""
-        )
-        panels[1][column].set(yscale="log", xlabel="link, Gbit/s", ylabel="TTFT P90, s" if not column else "")
+        panels[0][column].set(title=f"fleet `{fleet}`", ylim=(0, 100))
+        panels[1][column].set(xlabel="link, Gbit/s", yscale="log", ylim=(0.8, 1.15 * TALLEST_S))
+        panels[1][column].set_yticks(SECONDS, [f"{seconds:g}" for seconds in SECONDS])
+        panels[1][column].minorticks_off()
+    panels[0][0].set_ylabel("capacity within the service levels,\n% of what any policy could sustain")
+    panels[1][0].set_ylabel(f"TTFT P90, s, at {100 * float(LOAD):.0f} %\nof the best capacity")
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure
@@ -50,6 +53,8 @@ def _lines(panel: Axes, cells: list[dict[str, Any]], value: Any) -> None:
             ms=5, label=policy.split(":")[0],
         )  # fmt: skip
     panel.set_xscale("log")
+    panel.set_xticks([_gbit(cell) for cell in cells], [f"{_gbit(cell):.0f}" for cell in cells])
+    panel.minorticks_off()
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
 
