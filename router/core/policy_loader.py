@@ -6,7 +6,9 @@ import difflib
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
+
+import msgspec
 
 from policies.types import Policy
 from prfaas.errors import ConfigError
@@ -22,6 +24,7 @@ def load_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
             no `choose`; the message says which and what would be valid.
     """
     factory = _find(name)
+    _check_types(name, factory, parameters or {})
     try:
         policy = factory(**dict(parameters or {}))
     except (TypeError, ValueError) as error:
@@ -33,6 +36,23 @@ def load_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
                 "(docs/policies.md shows how)"
             )
     return cast(Policy, policy)
+
+
+def _check_types(name: str, factory: Any, parameters: Mapping[str, Any]) -> None:
+    """Values must have the types that the constructor names; where it names none, anything goes."""
+    try:
+        hints = get_type_hints(factory.__init__)
+    except (NameError, TypeError, AttributeError):
+        return
+    for key, value in parameters.items():
+        if key in hints:
+            try:
+                msgspec.convert(value, hints[key])
+            except msgspec.ValidationError as error:
+                problem = f"{error}"[:1].lower() + f"{error}"[1:]
+                raise ConfigError(f"policy.parameters.{key}: policy `{name}`: {problem}") from error
+            except TypeError:
+                continue
 
 
 def _find(name: str) -> Any:

@@ -105,6 +105,10 @@ class _Processes(AbstractContextManager[Backend]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
+        if self._pending:  # after Ctrl-C nobody waits for what still runs
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
         self._pool.shutdown(cancel_futures=True)
         self._folder.cleanup()
 

@@ -45,6 +45,11 @@ def _executor(cores: int) -> Iterator[ProcessPoolExecutor | None]:
     executor = ProcessPoolExecutor(cores, mp_context=spawn)
     try:
         yield executor
+    except BaseException:  # Ctrl-C above all: nobody waits for what still runs
+        executor.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 

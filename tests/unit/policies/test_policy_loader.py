@@ -56,3 +56,9 @@ def test_a_class_that_is_no_policy_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "not_a_policy", module)
     with pytest.raises(ConfigError, match="has no method `choose`"):
         load_policy("not_a_policy:Thing")
+
+
+def test_a_parameter_of_another_type_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.parameters\.tokens: policy `threshold`: expected `int`"):
+        load_policy("threshold", {"tokens": "abc"})
+    assert load_policy("cost_model", {"externality_weight": 0}) is not None
