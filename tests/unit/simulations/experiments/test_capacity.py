@@ -159,7 +159,7 @@ def test_the_command_prints_json_with_the_bound_and_each_policy(arguments):
 def test_levels_that_nobody_can_meet_end_in_a_clear_error(arguments):
     run = CliRunner().invoke(command, [*arguments, "--policies", "cost_model", "--slo", "ttft_p90=1ms"])
     assert isinstance(run.exception, PrfaasError)
-    assert "no policy meets TTFT P90 ≤ 0.001 s at any rate" in str(run.exception)
+    assert "no policy meets TTFT P90 ≤ 1 ms at any rate" in str(run.exception)
 
 
 def test_options_that_contradict_are_refused(arguments):
