@@ -28,7 +28,6 @@ from policies.types import Floats
     WAITING,          # as of the last tally: requests queued
     MAX_QUEUE, MAX_RUNNING,
     QUEUED_TOKENS,    # as of the last tally: prefill tokens booked and not computed
-    PAGES_IDLE_AT,    # as of the last tally: when the booked page-seconds would be over, all pages working
     PREFILL_COUNT, PREFILL_WORK, PREFILL_AT,  # decayed: placements, their seconds, time of the last one
     DECODE_COUNT, DECODE_WORK, DECODE_AT,
     STATUS_AT,        # when the last status came; -inf before the first
@@ -37,8 +36,8 @@ from policies.types import Floats
     DECODES_CHANGED_AT,  # when a booked answer last began or ended
     # Working space of the tally.
     SHOWN_TOKENS, SHOWN_WORK, UNSHOWN_TOKENS, PREFILLS, DECODES, AWAITING_KV, PINNED, PINNED_UNSEEN,
-) = range(44)  # fmt: skip
-WORKER_ROWS = 44
+) = range(43)  # fmt: skip
+WORKER_ROWS = 43
 
 # Link quantities.
 (

@@ -54,7 +54,7 @@ def _sum_up(now_s: float, workers: Floats, links: Floats, bookings: Floats, coun
         for quantity in range(t.SHOWN_TOKENS, t.PINNED_UNSEEN + 1):
             workers[quantity, slot] = 0.0
         workers[t.RUNNING, slot] = workers[t.RUNNING_CONTEXT, slot] = 0.0
-        workers[t.QUEUED_TOKENS, slot] = workers[t.PAGES_IDLE_AT, slot] = 0.0
+        workers[t.QUEUED_TOKENS, slot] = 0.0
     for link in range(links.shape[1]):
         links[t.DRAINED_AT, link] = 0.0
     for row in range(count):
@@ -68,7 +68,6 @@ def _sum_up(now_s: float, workers: Floats, links: Floats, bookings: Floats, coun
         workers[t.PINNED, d] += pages
         if visible_s > workers[t.STATUS_AT, d]:
             workers[t.PINNED_UNSEEN, d] += pages
-        workers[t.PAGES_IDLE_AT, d] += (answer_end(bookings, row, now_s) - now_s) * pages
         if bookings[row, t.DECODING] > 0:
             workers[t.RUNNING, d] += 1
             workers[t.RUNNING_CONTEXT, d] += bookings[row, t.CONTEXT]
@@ -166,8 +165,6 @@ def tally(
             free = min(free, workers[t.STATUS_FREE_PAGES, slot] - workers[t.PINNED_UNSEEN, slot])
         workers[t.FREE_PAGES, slot] = free
         workers[t.WAITING, slot] = max(waiting, workers[t.STATUS_WAITING, slot]) if fresh else waiting
-        held_s = workers[t.PAGES_IDLE_AT, slot] / max(workers[t.TOTAL_PAGES, slot], 1.0)
-        workers[t.PAGES_IDLE_AT, slot] = now_s + held_s
     for row in range(count):
         if bookings[row, t.PREFILLING] > 0:
             slot = int(bookings[row, t.SITE_SLOT])
