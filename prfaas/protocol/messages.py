@@ -9,9 +9,20 @@ Durations travel as seconds, never as wall-clock times: clusters need no common 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from prfaas.kv.layout import CompatRecord, KVLayout
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    BlockHashes = list[int] | NDArray[np.uint64]
+    """An array within a process (the simulator's), a list once decoded."""
+else:
+    BlockHashes = list[int]
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 4 * 2**20
@@ -306,20 +317,20 @@ class KVSnapshot(Message, frozen=True, kw_only=True, tag="kv_snapshot"):
     generation: str
     sequence: int
     page_size: int
-    block_hashes: list[int]
+    block_hashes: BlockHashes
     """Chained XXH3-64 block hashes (docs/protocol.md)."""
 
 
 class KVStored(Message, frozen=True, kw_only=True, tag="kv_stored"):
     generation: str
     sequence: int
-    block_hashes: list[int]
+    block_hashes: BlockHashes
 
 
 class KVRemoved(Message, frozen=True, kw_only=True, tag="kv_removed"):
     generation: str
     sequence: int
-    block_hashes: list[int]
+    block_hashes: BlockHashes
 
 
 WorkerEvent = WorkerStatus | KVSnapshot | KVStored | KVRemoved

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from policies.types import TERM_NAMES, Bools, Candidates, Floats, Ints
@@ -50,19 +49,26 @@ class CandidateMatrix(Candidates):
         return made
 
 
-def _column(matrix: str, row: int) -> property:
-    of = attrgetter(matrix)
-    return property(lambda self: of(self)[row])
+def _name(row: int) -> property:
+    return property(lambda self: self._names[row])
 
 
-def _show(names: Sequence[str], matrix: str) -> None:
+def _count(row: int) -> property:
+    return property(lambda self: self._ints[row])
+
+
+def _term(row: int) -> property:
+    return property(lambda self: self._floats[row])
+
+
+def _show(names: Sequence[str], column: Callable[[int], property]) -> None:
     for row, name in enumerate(names):
-        setattr(CandidateMatrix, name, _column(matrix, row))
+        setattr(CandidateMatrix, name, column(row))
 
 
-_show(("decode", "site"), "_names")
-_show(("kind", *COUNT_NAMES), "_ints")
-_show(TERM_NAMES, "_floats")
+_show(("decode", "site"), _name)
+_show(("kind", *COUNT_NAMES), _count)
+_show(TERM_NAMES, _term)
 
 
 def candidates_of(topology: Topology, keep: Bools, floats: Floats, ints: Ints) -> Candidates:

@@ -25,7 +25,6 @@ SOURCES = (
     "book.py",
     "link_share.py",
     "pools.py",
-    "pools.py",
     "shortlist.py",
     "block_kernels.py",
 )

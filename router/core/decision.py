@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from policies.types import TERM_NAMES, Candidates, PlacementKind
@@ -35,8 +35,7 @@ class NoCapacity(PrfaasError):
         return {"queues_full": 429, "prompt_too_long": 400}.get(self.reason, 503)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """One placed request, with every candidate that was weighed."""
 
     request_id: str

@@ -57,9 +57,9 @@ class Network:
 
     def refresh(self, link: LinkState, now_s: float) -> None:
         """Write what the estimate says into the link's column."""
-        column = self.table.values[:, link.row]
-        column[t.RATE] = link.estimator.rate(now_s)
-        column[t.RTT] = link.estimator.rtt_s
+        values, row = self.table.values, link.row
+        values[t.RATE, row] = link.estimator.rate(now_s)
+        values[t.RTT, row] = link.estimator.rtt_s
 
     def _add(self, name: str, source: str, target: str, rate: float, rtt_s: float, now_s: float) -> None:
         estimator = LinkEstimator(rate, rtt_s, self._config.link_quiet_s)

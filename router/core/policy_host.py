@@ -34,9 +34,9 @@ class PolicyHost:
         config: SchedulerConfig,
         timer: Callable[[], float] | None = None,
     ) -> None:
-        self._policy, self.name = policy, name
-        self._default, self._default_name = default, default_name
         self._config = config
+        self._install(policy, name)
+        self._default, self._default_name = default, default_name
         self._timer = timer
         self._overruns: deque[float] = deque()
         self.faults_total = 0
@@ -46,20 +46,14 @@ class PolicyHost:
         self.elapsed_s = 0.0
         """What the last `choose` took."""
 
-    @property
-    def shortlist(self) -> int:
+    def _install(self, policy: Policy, name: str) -> None:
+        self._policy, self.name = policy, name
+        self.shortlist = self._config.shortlist if getattr(policy, "takes_cheapest", False) else 0
         """Length of the shortlists that the policy can do with in large fleets; 0 = it wants every pair."""
-        return self._config.shortlist if getattr(self._policy, "takes_cheapest", False) else 0
-
-    @property
-    def learns(self) -> bool:
+        self.learns = _overrides(policy, "observe")
         """Whether the policy looks at outcomes."""
-        return _overrides(self._policy, "observe")
-
-    @property
-    def commands(self) -> bool:
+        self.commands = _overrides(policy, "control")
         """Whether the policy may give slow-timescale orders."""
-        return _overrides(self._policy, "control")
 
     def choose(
         self, request: RequestView, candidates: Candidates, view: FleetView, rng: np.random.Generator
@@ -122,7 +116,7 @@ class PolicyHost:
             return
         log.error("policy replaced policy=%s by=%s reason=%s", self.name, self._default_name, reason)
         self.replaced_reason = reason
-        self._policy, self.name = self._default, self._default_name
+        self._install(self._default, self._default_name)
 
 
 def _overrides(policy: Policy, method: str) -> bool:

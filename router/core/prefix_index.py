@@ -65,11 +65,11 @@ class PrefixIndex:
         number, or is the first of its generation without a snapshot, is applied and flags the worker for
         a resync; a new generation clears the worker first.
         """
-        worker = self._workers[slot]
+        worker, hashes = self._workers[slot], as_hashes(event.block_hashes)
         if type(event) is KVSnapshot:
             self.snapshots_total += 1
             self._clear(slot)
-            self._store(slot, as_hashes(event.block_hashes))
+            self._store(slot, worker, hashes)
             worker.needs_resync = False
         else:
             if event.generation != worker.generation:
@@ -79,8 +79,10 @@ class PrefixIndex:
                 return
             elif event.sequence != worker.sequence + 1:
                 self._flag_gap(worker)
-            change = self._store if type(event) is KVStored else self._remove
-            change(slot, as_hashes(event.block_hashes))
+            if type(event) is KVStored:
+                self._store(slot, worker, hashes)
+            else:
+                self._remove(slot, worker, hashes)
         worker.generation, worker.sequence = event.generation, event.sequence
 
     def needs_resync(self, slot: int) -> bool:
@@ -112,17 +114,19 @@ class PrefixIndex:
     def sweep(self, now_s: float) -> None:
         """Drop predictions that are over."""
         for worker in self._workers.values():
-            for prediction in [p for p in worker.predictions if p.until_s <= now_s]:
-                self.withdraw(prediction)
+            if worker.predictions:
+                for prediction in [p for p in worker.predictions if p.until_s <= now_s]:
+                    self.withdraw(prediction)
         self._meet(now_s)
 
     def match(self, hashes: Sequence[int] | Hashes, slots: int, now_s: float) -> Ints:
         """Blocks of the longest contiguous cached prefix, by worker slot; shape [slots]."""
         chain = as_hashes(hashes)
         matched = self._table.match(chain, slots)
-        if len(chain) and (self._coming or self._predictions):
+        if self._coming and self._coming[0][0] <= now_s:
             self._meet(now_s)
-            length = len(chain)
+        length = len(chain)
+        if length and self._predictions:
             for prediction in self._predictions.get(chain.item(0), ()):
                 if prediction.from_s <= now_s < prediction.until_s:
                     # Most share no more than what is cached anyhow, and the next block tells.
@@ -150,19 +154,17 @@ class PrefixIndex:
         worker.needs_resync = True
         self.gaps_total += 1
 
-    def _store(self, slot: int, hashes: Hashes) -> None:
+    def _store(self, slot: int, worker: _Worker, hashes: Hashes) -> None:
         self._table.store(slot, hashes)
-        predictions = self._workers[slot].predictions
-        if predictions:
+        if worker.predictions:
             stored = set(hashes.tolist())
-            for prediction in [p for p in predictions if p.last in stored]:
+            for prediction in [p for p in worker.predictions if p.last in stored]:
                 self.withdraw(prediction)
 
-    def _remove(self, slot: int, hashes: Hashes) -> None:
+    def _remove(self, slot: int, worker: _Worker, hashes: Hashes) -> None:
         self._table.remove(slot, hashes)
-        predictions = self._workers[slot].predictions
-        if predictions:
-            for prediction in [p for p in predictions if any_common(hashes, p.hashes)]:
+        if worker.predictions:
+            for prediction in [p for p in worker.predictions if any_common(hashes, p.hashes)]:
                 self.withdraw(prediction)
 
     def _clear(self, slot: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import deque
 
 from prfaas.engine.interface import StepProfile
@@ -17,15 +18,19 @@ class MovingMedian:
     """Median of the last `window` samples: follows a drift within half a window, ignores outliers."""
 
     def __init__(self, window: int, initial: float) -> None:
-        self._samples: deque[float] = deque(maxlen=window)
+        self._window = window
+        self._samples: deque[float] = deque()
+        self._ordered: list[float] = []
         self.value = initial
 
     def add(self, sample: float) -> None:
-        self._samples.append(sample)
-        ordered = sorted(self._samples)
-        count = len(ordered)
-        half = count // 2
-        self.value = ordered[half] if count % 2 else (ordered[half - 1] + ordered[half]) / 2
+        samples, ordered = self._samples, self._ordered
+        samples.append(sample)
+        insort(ordered, sample)
+        if len(samples) > self._window:
+            ordered.remove(samples.popleft())
+        half = len(ordered) // 2
+        self.value = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
     def __len__(self) -> int:
         return len(self._samples)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from simulations.engine.page_cache import Blocks
 from simulations.engine.request import Request
 from simulations.engine.worker_spec import FleetError
 from simulations.engine.world import World
-from simulations.workload.trace import Ints, Trace
+from simulations.workload.trace import Trace
 
 
 class Arrivals:
@@ -97,22 +98,23 @@ class PageHashes:
         self._page = page_size
         self._per_block = max(1, block // page_size)
         self._per_page = max(1, page_size // block)
-        self._blocks = np.ascontiguousarray(trace.blocks)
+        # Writable, though nobody does: compiled code takes read-only arrays for another type.
+        self._blocks: Blocks = np.require(trace.blocks, requirements=["C", "W"]).view(np.uint64)
         self._offsets = trace.block_offsets
         self._prompt = trace.prompt_tokens
 
-    def of(self, index: int) -> Ints:
+    def of(self, index: int) -> Blocks:
         """The request's page hashes, first page first; read only."""
         if len(self._offsets) <= 1:
             return _NONE
         pages = (self._prompt.item(index) - 1) // self._page
         blocks = self._blocks[self._offsets.item(index) : self._offsets.item(index + 1)]
         if self._per_page > 1:
-            blocks = blocks[self._per_page - 1 :: self._per_page]
+            blocks = np.ascontiguousarray(blocks[self._per_page - 1 :: self._per_page])
         elif self._per_block > 1:
-            parts = np.arange(self._per_block, dtype=np.int64)
-            blocks = (blocks[:, None] * self._per_block + parts).reshape(-1)
+            parts = np.arange(self._per_block, dtype=np.uint64)
+            blocks = (blocks[:, None] * np.uint64(self._per_block) + parts).reshape(-1)
         return blocks[:pages]
 
 
-_NONE: Ints = np.zeros(0, np.int64)
+_NONE: Blocks = np.zeros(0, np.uint64)

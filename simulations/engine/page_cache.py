@@ -11,13 +11,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import numpy as np
+from numpy.typing import NDArray
+
+Blocks = NDArray[np.uint64]
+"""Chained ids of a prompt's full pages; never changed, so that runs and events can be views of it."""
+_NO_BLOCKS: Blocks = np.zeros(0, np.uint64)
+
 
 class Run:
     """Consecutive published blocks: a node of the tree."""
 
     __slots__ = ("blocks", "children", "pages", "parent", "users")
 
-    def __init__(self, parent: Run | None, blocks: tuple[int, ...], pages: int, users: int) -> None:
+    def __init__(self, parent: Run | None, blocks: Blocks, pages: int, users: int) -> None:
         self.parent = parent
         self.blocks = blocks
         self.pages = pages
@@ -47,7 +54,7 @@ class Held:
 
 
 class PageCache:
-    """`total` pages. Hashes published and evicted collect in `stored` and `removed` until they are taken."""
+    """`total` pages. Ids published and evicted collect in `stored` and `removed` until they are taken."""
 
     __slots__ = ("_idle", "_root", "free", "idle_pages", "removed", "stored", "total")
 
@@ -56,9 +63,9 @@ class PageCache:
         self.free = total
         self.idle_pages = 0
         """Published and unused: evictable at once."""
-        self.stored: list[int] = []
-        self.removed: list[int] = []
-        self._root = Run(None, (), 0, 1)
+        self.stored: list[Blocks] = []
+        self.removed: list[Blocks] = []
+        self._root = Run(None, _NO_BLOCKS, 0, 1)
         self._idle: OrderedDict[Run, None] = OrderedDict()
 
     @property
@@ -66,13 +73,13 @@ class PageCache:
         """Pages that can be taken now."""
         return self.free + self.idle_pages
 
-    def match(self, blocks: tuple[int, ...]) -> Held:
+    def match(self, blocks: Blocks) -> Held:
         """The longest published prefix of a prompt's blocks, held for the caller."""
         held = Held(self._root, 0)
         self.extend(held, blocks)
         return held
 
-    def match_and_grow(self, blocks: tuple[int, ...], pages: int) -> Held | None:
+    def match_and_grow(self, blocks: Blocks, pages: int) -> Held | None:
         """`match`, and private pages up to `pages` in all: both, or None and nothing is touched, so that who
         has to wait for pages leaves no trace in the order of eviction."""
         if pages > self.free + self.idle_pages:
@@ -84,11 +91,11 @@ class PageCache:
         assert grew, "pages were there a moment ago"
         return held
 
-    def extend(self, held: Held, blocks: tuple[int, ...]) -> None:
+    def extend(self, held: Held, blocks: Blocks) -> None:
         """Hold what has been published further down the same prompt; `held` has no private pages yet."""
         run, depth, end = held.run, held.published, len(blocks)
         while depth < end:
-            child = run.children.get(blocks[depth])
+            child = run.children.get(blocks.item(depth))
             if child is None:
                 break
             common = _common(child.blocks, blocks, depth)
@@ -112,17 +119,17 @@ class PageCache:
         held.private += lacking
         return True
 
-    def publish(self, held: Held, blocks: tuple[int, ...]) -> None:
+    def publish(self, held: Held, blocks: Blocks) -> None:
         """Publish a prompt's full pages. Where somebody else did meanwhile, our copies stay private, and what
         follows hangs on the published ones."""
         self._publish(held, blocks, followed=False)
 
-    def publish_answer(self, held: Held, blocks: tuple[int, ...], pages: int) -> None:
+    def publish_answer(self, held: Held, blocks: Blocks, pages: int) -> None:
         """Publish `pages` private pages behind the prompt's blocks under no id: full pages of an answer,
         evictable once released."""
         if pages > 0:
             self._publish(held, blocks, followed=True)
-            held.run = Run(held.run, (), pages, 1)
+            held.run = Run(held.run, _NO_BLOCKS, pages, 1)
             held.private -= pages
             held.published += pages
 
@@ -157,7 +164,7 @@ class PageCache:
 
     # ------------------------------------------------------------ inside
 
-    def _publish(self, held: Held, blocks: tuple[int, ...], *, followed: bool) -> None:
+    def _publish(self, held: Held, blocks: Blocks, *, followed: bool) -> None:
         """
         Args:
             followed: further pages will hang on these, so that even where all are somebody else's they
@@ -166,24 +173,24 @@ class PageCache:
         before = held.published
         if before >= len(blocks):
             return
-        if blocks[before] in held.run.children:
+        if blocks.item(before) in held.run.children:
             if not followed and self._depth(held.run, blocks, before)[0] == len(blocks):
                 return
             self.extend(held, blocks)
             held.twins += held.published - before
-        fresh = blocks[held.published :]
-        if fresh:
-            run = held.run
-            held.run = run.children[fresh[0]] = Run(run, fresh, len(fresh), 1)
-            held.private -= len(fresh)
-            held.published = len(blocks)
-            self.stored += fresh
+        pages = len(blocks) - held.published
+        if pages:
+            run, fresh = held.run, blocks[held.published :]
+            held.run = run.children[fresh.item(0)] = Run(run, fresh, pages, 1)
+            held.private -= pages
+            held.published += pages
+            self.stored.append(fresh)
 
-    def _depth(self, run: Run, blocks: tuple[int, ...], depth: int) -> tuple[int, int]:
+    def _depth(self, run: Run, blocks: Blocks, depth: int) -> tuple[int, int]:
         """(how deep `blocks` are published below `run`, which ends at `depth`; idle pages among them)."""
         idle = 0
         while depth < len(blocks):
-            child = run.children.get(blocks[depth])
+            child = run.children.get(blocks.item(depth))
             if child is None:
                 break
             common = _common(child.blocks, blocks, depth)
@@ -206,11 +213,11 @@ class PageCache:
         parent = run.parent
         assert parent is not None
         upper = Run(parent, run.blocks[:pages], pages, run.users)
-        parent.children[upper.blocks[0]] = upper
+        parent.children[upper.blocks.item(0)] = upper
         run.blocks = run.blocks[pages:]
         run.pages -= pages
         run.parent = upper
-        upper.children[run.blocks[0]] = run
+        upper.children[run.blocks.item(0)] = run
         if not upper.users:
             # It is about to be used: idle for a moment only.
             self._idle[upper] = None
@@ -222,30 +229,31 @@ class PageCache:
         self.idle_pages -= pages
         while pages:
             run = next(iter(idle))
+            blocks = run.blocks
             if run.pages > pages:
-                if run.blocks:
-                    removed += run.blocks[: -pages - 1 : -1]
-                    run.blocks = run.blocks[:-pages]
+                if len(blocks):
+                    removed.append(blocks[: -pages - 1 : -1])
+                    run.blocks = blocks[:-pages]
                 run.pages -= pages
                 return
             del idle[run]
             pages -= run.pages
-            if run.blocks:
-                removed += run.blocks[::-1]
+            if len(blocks):
+                removed.append(blocks[::-1])
                 assert run.parent is not None
-                del run.parent.children[run.blocks[0]]
+                del run.parent.children[blocks.item(0)]
 
 
-def _common(run: tuple[int, ...], blocks: tuple[int, ...], depth: int) -> int:
+def _common(run: Blocks, blocks: Blocks, depth: int) -> int:
     """Blocks that a run and a prompt share from `depth` on (at least one). Ids are chained: where they
     differ once they differ ever after, so a bisection finds the place."""
     size = min(len(run), len(blocks) - depth)
-    if run[size - 1] == blocks[depth + size - 1]:
+    if run.item(size - 1) == blocks.item(depth + size - 1):
         return size
     low, high = 1, size - 1
     while low < high:
         middle = (low + high + 1) // 2
-        if run[middle - 1] == blocks[depth + middle - 1]:
+        if run.item(middle - 1) == blocks.item(depth + middle - 1):
             low = middle
         else:
             high = middle - 1

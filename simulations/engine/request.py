@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulations.engine.page_cache import Held
+from simulations.engine.page_cache import Blocks, Held
 
 if TYPE_CHECKING:
     from simulations.engine.decode_worker import DecodeWorker
     from simulations.engine.links import Stream
     from simulations.engine.prefill_worker import PrefillWorker
-    from simulations.workload.trace import Ints
 
 
 class Request:
@@ -31,7 +30,6 @@ class Request:
         "first_chunk_s",
         "first_token_s",
         "generated",
-        "hashes",
         "held",
         "id",
         "index",
@@ -58,7 +56,7 @@ class Request:
         arrival_s: float,
         prompt: int,
         output: int,
-        hashes: Ints,
+        blocks: Blocks,
         session: str,
     ) -> None:
         self.index = index
@@ -67,10 +65,8 @@ class Request:
         self.prompt = prompt
         self.output = output
         """True length of the answer: known to decode workers only."""
-        self.hashes = hashes
-        """Hashes of the full pages of `prompt - 1` tokens, as the router gets them."""
-        self.blocks: tuple[int, ...] = tuple(hashes.tolist())
-        """The same."""
+        self.blocks = blocks
+        """Ids of the full pages of `prompt - 1` tokens, as the router gets them."""
         self.session = session
         self.attempt = 0
         self.avoid: tuple[str, ...] = ()

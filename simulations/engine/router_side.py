@@ -4,17 +4,17 @@ Inputs are applied right before the scheduler is asked something: nothing betwee
 whether it was applied earlier, and each carries the time at which it arrived.
 
 Statuses. A live worker sends one every period; most repeat the former one. Here a worker sends one at the
-first period after something has changed on it, with its content as of that moment. Of several that arrive
-between two decisions only the last is applied: a status replaces the former one. Where a worker has work
+first period after something has changed on it, with its content as of that moment. Where a worker has work
 but nothing changes (a long answer alone), one is sent every `KEEP_FRESH_S`, so that the scheduler, which does
 not trust statuses older than `status_fresh_s`, sees the same freshness as live.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from heapq import heappop, heappush
 from math import floor, inf
+
+import numpy as np
 
 from policies.types import Command
 from prfaas.protocol.messages import KVRemoved, KVSnapshot, KVStored, LinkCounters, WorkerStatus
@@ -40,7 +40,7 @@ KEEP_FRESH_S = 2.0
 class _Feed:
     """One worker's stream of events to the router."""
 
-    __slots__ = ("due", "kv_sequence", "last_status_s", "next_status_s", "phase_s", "worker")
+    __slots__ = ("kv_sequence", "last_status_s", "next_status_s", "phase_s", "worker")
 
     def __init__(self, worker: Worker, phase_s: float) -> None:
         self.worker = worker
@@ -49,8 +49,6 @@ class _Feed:
         """When the next status is due; infinity while there is nothing new to say."""
         self.last_status_s = -inf
         self.kv_sequence = 0
-        self.due: deque[float] = deque()
-        """Arrival times of the statuses under way."""
 
 
 class RouterSide:
@@ -100,15 +98,7 @@ class RouterSide:
                 self._send_status(feed, until_s)
         inbox, apply = self._inbox, self.scheduler.apply
         while inbox and inbox[0][0] <= now_s:
-            event = heappop(inbox)[2]
-            if type(event) is StatusReceived:
-                teller = self._feeds.get(event.status.worker)
-                if teller is None or teller.worker.incarnation != event.status.incarnation:
-                    continue
-                teller.due.popleft()
-                if teller.due and teller.due[0] <= now_s:
-                    continue
-            apply(event)
+            apply(heappop(inbox)[2])
 
     def finish(self) -> None:
         """The run is over: what is still under way arrives."""
@@ -187,14 +177,12 @@ class RouterSide:
         if feed is None or feed.worker is not worker:
             return
         now_s = self.due_s(self._loop.now_s)
-        if removed:
-            feed.kv_sequence += 1
-            gone = KVRemoved(generation=worker.incarnation, sequence=feed.kv_sequence, block_hashes=removed)
-            self.hear(KVReceived(worker=worker.name, event=gone, now_s=now_s))
-        if stored:
-            feed.kv_sequence += 1
-            new = KVStored(generation=worker.incarnation, sequence=feed.kv_sequence, block_hashes=stored)
-            self.hear(KVReceived(worker=worker.name, event=new, now_s=now_s))
+        for kind, runs in ((KVRemoved, removed), (KVStored, stored)):
+            if runs:
+                feed.kv_sequence += 1
+                blocks = np.concatenate(runs) if len(runs) > 1 else np.ascontiguousarray(runs[0])
+                event = kind(generation=worker.incarnation, sequence=feed.kv_sequence, block_hashes=blocks)
+                self.hear(KVReceived(worker=worker.name, event=event, now_s=now_s))
 
     def _send_status(self, feed: _Feed, until_s: float) -> None:
         """Send the status of the last period that ends by `until_s`."""
@@ -205,7 +193,6 @@ class RouterSide:
         feed.next_status_s = inf
         feed.last_status_s = at_s
         due_s = self.due_s(at_s)
-        feed.due.append(due_s)
         self._count += 1
         status = StatusReceived(status=status_of(feed.worker, at_s), now_s=due_s)
         heappush(self._inbox, (due_s, self._count, status))

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from prfaas.protocol.messages import PrefillReport
 from router.core.decision import Decision, NoCapacity
 from router.core.events import Failed, Finished, FirstToken, PlaceRequest, PrefillReported
@@ -97,7 +95,7 @@ class World:
                     prompt_tokens=request.prompt,
                     max_tokens=self.max_tokens,
                     arrival_s=request.arrival_s,
-                    block_hashes=request.hashes.view(np.uint64),
+                    block_hashes=request.blocks,
                     attempt=request.attempt,
                     session=request.session,
                     avoid=request.avoid,

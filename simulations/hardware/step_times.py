@@ -7,13 +7,12 @@ are prediction errors in the simulator as they are on real machines.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from prfaas.engine.interface import StepProfile
 
 
-@dataclass(frozen=True, slots=True)
-class StepLine:
+class StepLine(NamedTuple):
     """Seconds of a decode step of a fixed batch with C context tokens in all: base_s + C · slope_s."""
 
     base_s: float

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas.errors import OutOfPages
 from prfaas.kv.pool import PagePool
-from simulations.engine.page_cache import Held, PageCache
+from simulations.engine.page_cache import Blocks, Held, PageCache
 
 PAGES = 12
+
+
+def ids(*blocks: int) -> Blocks:
+    return np.array(blocks, dtype=np.uint64)
+
+
+def flat(runs: list[Blocks]) -> list[int]:
+    return [block for run in runs for block in run.tolist()]
 
 
 class Twin:
@@ -23,12 +32,12 @@ class Twin:
         self.stored: list[int] = []
         self.pool = PagePool(PAGES, 1, self.stored.extend, self.removed.extend)
         self.ids: dict[tuple[int, ...], int] = {}
-        self.live: list[tuple[Held, list[int], list[int], tuple[int, ...]]] = []
+        self.live: list[tuple[Held, list[int], list[int], Blocks]] = []
         self.answers = 0
 
-    def blocks(self, tokens: list[int]) -> tuple[int, ...]:
-        return tuple(
-            self.ids.setdefault(tuple(tokens[: n + 1]), len(self.ids) + 1) for n in range(len(tokens))
+    def blocks(self, tokens: list[int]) -> Blocks:
+        return ids(
+            *(self.ids.setdefault(tuple(tokens[: n + 1]), len(self.ids) + 1) for n in range(len(tokens)))
         )
 
     def begin(self, tokens: list[int], whole: bool) -> None:
@@ -112,21 +121,22 @@ def test_pages_by_state_and_matches_equal_the_live_pools(steps: list[tuple[str, 
     while twin.live:
         twin.end(0, 0)
     assert twin.cache.available == PAGES
-    known = set(twin.cache.stored) - set(twin.cache.removed)
+    stored = flat(twin.cache.stored)
+    known = set(stored) - set(flat(twin.cache.removed))
     for tokens in twin.ids:
         held = twin.cache.match(twin.blocks(list(tokens)))
         assert held.published == twin.pool.match(list(tokens)).tokens
-        assert (held.published == len(tokens)) <= (twin.ids[tokens] in twin.cache.stored)
+        assert (held.published == len(tokens)) <= (twin.ids[tokens] in stored)
     assert len(known) <= len(twin.ids)
 
 
 def test_a_run_that_is_partly_matched_is_cut_there() -> None:
     cache = PageCache(10)
-    held = cache.match_and_grow((1, 2, 3, 4), 4)
+    held = cache.match_and_grow(ids(1, 2, 3, 4), 4)
     assert held is not None
-    cache.publish(held, (1, 2, 3, 4))
+    cache.publish(held, ids(1, 2, 3, 4))
     cache.release(held)
-    other = cache.match((1, 2, 30))
+    other = cache.match(ids(1, 2, 30))
     assert other.published == 2
     assert cache.idle_pages == 2
     assert cache.available == 8
@@ -136,12 +146,12 @@ def test_a_run_that_is_partly_matched_is_cut_there() -> None:
 
 def test_eviction_takes_the_ends_of_the_longest_idle_chain_first() -> None:
     cache = PageCache(4)
-    for blocks in ((1, 2), (3, 4)):
+    for blocks in (ids(1, 2), ids(3, 4)):
         held = cache.match_and_grow(blocks, 2)
         assert held is not None
         cache.publish(held, blocks)
         cache.release(held)
-    held = cache.match_and_grow((5,), 1)
+    held = cache.match_and_grow(ids(5), 1)
     assert held is not None
-    assert cache.removed == [2]
-    assert cache.match((1, 2)).published == 1
+    assert flat(cache.removed) == [2]
+    assert cache.match(ids(1, 2)).published == 1
