@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from heapq import heappop, heappush, nsmallest
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from prfaas.protocol.messages import PrefillReport
 from simulations.engine.decode_batch import Stretch
 from simulations.engine.page_cache import PageCache
+from simulations.engine.page_growth import NEVER, PageGrowth
 from simulations.engine.request import DECODING, ENDED, FETCHING, QUEUED, READY, WAITING, Request
 
 if TYPE_CHECKING:
@@ -50,8 +51,7 @@ class DecodeWorker:
         self._loop = world.loop
         self._ends: list[tuple[int, int, Request]] = []
         """(step, order, sequence): heap of last steps."""
-        self._growths: list[tuple[int, int, Request]] = []
-        """(step, order, sequence): heap of the next step for which each sequence needs a further page."""
+        self._growth = PageGrowth(self, self.cache, spec.page_size)
         self._stretch: Stretch | None = None
         self._head: Request | None = None
         """Whose chunks the running stretch carries."""
@@ -313,7 +313,7 @@ class DecodeWorker:
         while True:
             if self.ready_queue:
                 self._fill_slots(newcomers)
-            if self._growths and self._growths[0][0] <= self.steps + 1:
+            if self._growth.next_step <= self.steps + 1:
                 self._grow_or_preempt()
             head = self._prefill_head() if self.waiting else None
             if not self.ready_queue or self.batch >= self.spec.max_running:
@@ -321,7 +321,7 @@ class DecodeWorker:
         if not self.batch and head is None:
             return
         begin_s = self._loop.now_s
-        count = self._steps_ahead() if self.batch else 1 << 40
+        count = self._steps_ahead() if self.batch else NEVER
         line = None
         if head is None:
             line = self._times.decode_line(self.batch, self.context)
@@ -352,7 +352,7 @@ class DecodeWorker:
             self.batch += 1
             self.context += tokens
             heappush(self._ends, (request.finish_step, request.order, request))
-            self._expect_growth(request)
+            self._growth.expect(request)
             newcomers.append(request)
 
     def _steps_ahead(self) -> int:
@@ -363,7 +363,7 @@ class DecodeWorker:
             if request.finish_step == step and request.state == DECODING and request.decode is self:
                 break
             heappop(ends)
-        return min(step - self.steps, self._steps_with_pages())
+        return min(step - self.steps, self._growth.steps_covered(self.steps))
 
     def _mixed_ends(self, head: Request, most: int) -> list[float]:
         """Ends of at most `most` steps that each carry a chunk of `head` beside the batch."""
@@ -385,29 +385,12 @@ class DecodeWorker:
 
     # ------------------------------------------------------------ pages of running sequences
 
-    def _growth_step(self, request: Request) -> int:
-        """The step for which the sequence needs one page more than it holds."""
-        assert request.held is not None
-        return request.held.pages * self._page - request.context + 1
-
-    def _expect_growth(self, request: Request) -> None:
-        step = self._growth_step(request)
-        if step <= request.finish_step:
-            heappush(self._growths, (step, request.order, request))
-
-    def _is_growth(self, step: int, request: Request) -> bool:
-        """Whether an entry of the heap still holds: the sequence may have ended or been preempted."""
-        return request.state == DECODING and request.decode is self and self._growth_step(request) == step
-
     def _sync_growth(self) -> None:
         """Take the pages that sequences have grown by up to now. Stretches are planned so that there are
         enough, so only the counts need to catch up before somebody looks at them."""
-        growths, stretch = self._growths, self._stretch
-        if not growths:
-            return
-        started = self.steps
+        stretch, started = self._stretch, self.steps
         # Steps of the running stretch before the first page is needed.
-        steps = growths[0][0] - started - 1
+        steps = self._growth.next_step - started - 1
         if stretch is None:
             if steps >= 0:
                 return
@@ -419,51 +402,28 @@ class DecodeWorker:
                 return
             if now_s < stretch.begin_s + stretch.after_s(stretch.count):
                 started += min(stretch.done_by(now_s) + 1, stretch.count)
-        grown = False
-        while growths and growths[0][0] <= started:
-            step, _, request = heappop(growths)
-            if self._is_growth(step, request):
-                assert request.held is not None
-                grew = self.cache.grow(request.held, request.held.pages + 1)
-                assert grew, f"{self.name} planned steps without pages for them"
-                grown = True
-                self._expect_growth(request)
-        if grown:
+        if self._growth.take(started):
             self.world.router.kv_changed(self)
-
-    def _steps_with_pages(self) -> int:
-        """Steps for which there are pages, whoever needs one; huge where the pool is far from empty."""
-        growths, available = self._growths, self.cache.available
-        if not growths:
-            return 1 << 40
-        if len(growths) <= available:
-            # Within a page's worth of steps everyone grows once.
-            return available // len(growths) * self._page
-        first_lacking = nsmallest(available + 1, growths)[-1][0]
-        return min(first_lacking - 1 - self.steps, self._page)
 
     def _shorten_for_pages(self) -> None:
         """Pages were taken in the middle of a stretch: it may have to end before it runs out of them."""
         stretch = self._stretch
-        if stretch is None or not self.batch or not self._growths:
+        if stretch is None or not self.batch or self._growth.next_step == NEVER:
             return
-        count = max(self._steps_with_pages(), stretch.next_boundary(self._loop.now_s))
+        count = max(self._growth.steps_covered(self.steps), stretch.next_boundary(self._loop.now_s))
         if count < stretch.count:
             self._cut(count)
 
     def _grow_or_preempt(self) -> None:
         """Pages for the step to come; whoever is youngest gives his up where there are none."""
-        growths, cache = self._growths, self.cache
-        while growths and growths[0][0] <= self.steps + 1:
-            step, _, request = heappop(growths)
-            if not self._is_growth(step, request):
-                continue
+        cache, growth = self.cache, self._growth
+        while (request := growth.pop(self.steps + 1)) is not None:
             held = request.held
             assert held is not None
             while request.state == DECODING and not cache.grow(held, held.pages + 1):
                 self._preempt(self._youngest(request))
             if request.state == DECODING:
-                self._expect_growth(request)
+                growth.expect(request)
         self.world.router.kv_changed(self)
 
     def _youngest(self, least: Request) -> Request:
