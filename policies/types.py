@@ -94,6 +94,10 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.decode)
 
+    def pair(self, index: int) -> tuple[str, str]:
+        """(decode worker, prefill site) of one candidate."""
+        return self.decode[index], self.site[index]
+
 
 TERM_NAMES = (
     "start_s", "prefill_s", "transfer_s", "slot_s", "step_s", "overhead_s",

@@ -26,31 +26,53 @@ class Weighed:
 
 
 class CandidateMatrix(Candidates):
-    """`Candidates` whose columns are rows of two matrices, made into arrays when asked for: a policy looks at
-    few of them. Use `make`; a call makes plain ones, as `dataclasses.replace` does."""
+    """`Candidates` whose columns are rows of two matrices, and whose names are looked up, when asked for: a
+    policy looks at few of them. Use `make`; a call makes plain ones, as `dataclasses.replace` does."""
 
-    __slots__ = ("_floats", "_ints", "_names")
+    __slots__ = ("_floats", "_ints", "_kept", "_names", "_topology")
     _floats: Floats
     _ints: Ints
-    _names: tuple[tuple[str, ...], tuple[str, ...]]
+    _kept: Ints | None
+    """Pairs of the topology that are candidates; None = all."""
+    _names: tuple[tuple[str, ...], tuple[str, ...]] | None
+    _topology: Topology
 
     def __new__(cls, *args: Any, **columns: Any) -> Any:
         return Candidates(*args, **columns)
 
     @classmethod
-    def make(
-        cls, decode: tuple[str, ...], site: tuple[str, ...], floats: Floats, ints: Ints
-    ) -> CandidateMatrix:
+    def make(cls, topology: Topology, kept: Ints | None, floats: Floats, ints: Ints) -> CandidateMatrix:
         made: CandidateMatrix = object.__new__(cls)
-        put = object.__setattr__  # frozen for policies, not for us
-        put(made, "_names", (decode, site))
-        put(made, "_floats", floats)
-        put(made, "_ints", ints)
+        _put(made, "_topology", topology)
+        _put(made, "_kept", kept)
+        _put(made, "_names", (topology.decode, topology.site) if kept is None else None)
+        _put(made, "_floats", floats)
+        _put(made, "_ints", ints)
         return made
+
+    def __len__(self) -> int:
+        return int(self._floats.shape[1])
+
+    def pair(self, index: int) -> tuple[str, str]:
+        row = index if self._kept is None else self._kept.item(index)
+        return self._topology.decode[row], self._topology.site[row]
+
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(decode workers, prefill sites), one of each per candidate."""
+        if self._names is None:
+            assert self._kept is not None
+            rows, topology = self._kept.tolist(), self._topology
+            found = tuple([topology.decode[row] for row in rows]), tuple([topology.site[row] for row in rows])
+            _put(self, "_names", found)
+            return found
+        return self._names
+
+
+_put = object.__setattr__  # frozen for policies, not for us
 
 
 def _name(row: int) -> property:
-    return property(lambda self: self._names[row])
+    return property(lambda self: self.names()[row])
 
 
 def _count(row: int) -> property:
@@ -73,8 +95,5 @@ _show(TERM_NAMES, _term)
 
 def candidates_of(topology: Topology, keep: Bools, floats: Floats, ints: Ints) -> Candidates:
     """The pairs of the topology that are kept, as policies see them."""
-    decode, site = topology.decode, topology.site
-    if floats.shape[1] < len(decode):
-        rows = keep.nonzero()[0].tolist()
-        decode, site = tuple([decode[row] for row in rows]), tuple([site[row] for row in rows])
-    return CandidateMatrix.make(decode, site, floats, ints)
+    kept = keep.nonzero()[0] if floats.shape[1] < len(topology) else None
+    return CandidateMatrix.make(topology, kept, floats, ints)

@@ -51,12 +51,12 @@ class Decision(msgspec.Struct, frozen=True):
 
     @property
     def decode(self) -> str:
-        return self.candidates.decode[self.chosen]
+        return self.candidates.pair(self.chosen)[0]
 
     @property
     def site(self) -> str:
         """Worker that prefills; the decode worker itself for `reuse` and `local`."""
-        return self.candidates.site[self.chosen]
+        return self.candidates.pair(self.chosen)[1]
 
     @property
     def kind(self) -> PlacementKind:

@@ -282,7 +282,7 @@ class Scheduler:
 
     def _book(self, request: PlaceRequest, decision: Decision, weighed: Weighed) -> None:
         chosen, candidates = decision.chosen, decision.candidates
-        decode, site = self._fleet.get(candidates.decode[chosen]), self._fleet.get(candidates.site[chosen])
+        decode, site = map(self._fleet.get, candidates.pair(chosen))
         if decode is None or site is None:
             raise AssertionError(f"candidates come from the fleet, {decision.header} does not")
         link = None if site is decode else self._network.links[site.info.cluster, decode.info.cluster]

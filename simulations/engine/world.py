@@ -111,7 +111,7 @@ class World:
 
     def _carry_out(self, request: Request, decision: Decision) -> None:
         chosen, candidates = decision.chosen, decision.candidates
-        decode, site = candidates.decode[chosen], candidates.site[chosen]
+        decode, site = candidates.pair(chosen)
         self.recorder.placed(request, decision, self._rows[decode], self._rows[site])
         if request.attempt > 1:
             request.restart()
