@@ -1,7 +1,7 @@
 """Compiled operations on the table of cached blocks; `block_table.BlockTable` says what they keep.
 
-Each entry of the table is a block: its hash and the closed mask in `hot`, the held mask in `held`, and its
-place in the tree of chains in `links`, all at the same position, found by open addressing.
+Each position of the table is a block: its hash and masks in `table`, its place in the tree of chains in
+`links`. Positions are found by open addressing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,22 @@ EMPTY, DELETED = np.uint64(0), np.uint64(1)
 ZERO, ONE = np.uint64(0), np.uint64(1)
 ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+# Columns of `table`; those of word w of the masks are CLOSED + 2 w and HELD + 2 w.
+KEY, CLOSED, HELD = range(3)
 # Columns of `links`; positions, or one of the two marks in PARENT.
 PARENT, CHILD, NEXT, PREVIOUS = range(4)
 UNKNOWN, ROOT = -1, -2
-# Entries of `counts`; those of worker slots follow.
-LIVE, DEAD, SLOTS = range(3)
+# Entries of `counts`; those of worker slots follow. READ means nothing: see `_touch`.
+LIVE, DEAD, READ, SLOTS = range(4)
+GROUP = 16
+"""Blocks whose positions are fetched from memory at once: about as many reads as a core has under way."""
+
+
+@compiled
+def _place(slot: int) -> tuple[int, int, np.uint64]:
+    """Columns of the closed and the held mask with this worker, and its bit there."""
+    word = slot // 64
+    return CLOSED + 2 * word, HELD + 2 * word, ONE << np.uint64(slot % 64)
 
 
 @compiled
@@ -32,34 +43,45 @@ def _key(block: np.uint64) -> np.uint64:
 
 
 @compiled
-def _find(hot: Any, shift: np.uint64, block: np.uint64) -> Any:
+def _find(table: Any, shift: np.uint64, block: np.uint64) -> Any:
     """Position of the block, or -1."""
-    key, wrap = _key(block), np.uint64(len(hot) - 1)
+    key, wrap = _key(block), np.uint64(len(table) - 1)
     at = (key * GOLDEN) >> shift
-    while hot[at, 0] != key:
-        if hot[at, 0] == EMPTY:
+    while table[at, KEY] != key:
+        if table[at, KEY] == EMPTY:
             return -1
         at = (at + ONE) & wrap
     return np.int64(at)
 
 
 @compiled
-def _find_or_add(hot: Any, held: Any, links: Any, counts: Ints, shift: np.uint64, block: np.uint64) -> Any:
+def _touch(table: Any, links: Any, counts: Ints, shift: np.uint64, hashes: Any) -> None:
+    """Read where these blocks are likely to be. These reads, which wait for nothing, overlap; what then
+    looks the blocks up one after the other finds them in the cache."""
+    read = ZERO
+    for block in hashes:
+        at = (_key(block) * GOLDEN) >> shift
+        read |= table[at, KEY] | np.uint64(links[at, PARENT])
+    counts[READ] = np.int64(read)  # else the compiler would leave the reads out
+
+
+@compiled
+def _find_or_add(table: Any, links: Any, counts: Ints, shift: np.uint64, block: np.uint64) -> Any:
     """Position of the block, which is added, unlinked and held by nobody, where it is missing."""
-    key, wrap = _key(block), np.uint64(len(hot) - 1)
+    key, wrap = _key(block), np.uint64(len(table) - 1)
     at, free = (key * GOLDEN) >> shift, np.int64(-1)
-    while hot[at, 0] != key:
-        if hot[at, 0] == DELETED and free < 0:
+    while table[at, KEY] != key:
+        if table[at, KEY] == DELETED and free < 0:
             free = np.int64(at)
-        if hot[at, 0] == EMPTY:
+        if table[at, KEY] == EMPTY:
             if free < 0:
                 free = np.int64(at)
             else:
                 counts[DEAD] -= 1
             counts[LIVE] += 1
-            hot[free, 0] = key
-            for word in range(held.shape[1]):
-                hot[free, word + 1] = held[free, word] = ZERO
+            table[free, KEY] = key
+            for column in range(CLOSED, table.shape[1]):
+                table[free, column] = ZERO
             links[free, PARENT] = links[free, CHILD] = UNKNOWN
             links[free, NEXT] = links[free, PREVIOUS] = UNKNOWN
             return free
@@ -79,7 +101,7 @@ def _link(links: Any, at: int, parent: int) -> None:
 
 
 @compiled
-def _drop(hot: Any, links: Any, counts: Ints, at: int) -> None:
+def _drop(table: Any, links: Any, counts: Ints, at: int) -> None:
     """Delete an entry that nobody holds; its children, which nobody can reach now, become unlinked."""
     child = links[at, CHILD]
     while child >= 0:
@@ -93,37 +115,37 @@ def _drop(hot: Any, links: Any, counts: Ints, at: int) -> None:
         links[parent, CHILD] = after
     if after >= 0:
         links[after, PREVIOUS] = before
-    hot[at, 0] = DELETED
+    table[at, KEY] = DELETED
     counts[LIVE] -= 1
     counts[DEAD] += 1
 
 
 @compiled
-def _held_by_any(held: Any, at: int) -> bool:
+def _held_by_any(table: Any, at: int) -> bool:
     together = ZERO
-    for word in range(held.shape[1]):
-        together |= held[at, word]
+    for held in range(HELD, table.shape[1], 2):
+        together |= table[at, held]
     return bool(together != ZERO)
 
 
 @compiled
-def _repair(hot: Any, held: Any, links: Any, shift: np.uint64, hashes: Any, first: int) -> None:
+def _repair(table: Any, links: Any, shift: np.uint64, hashes: Any, first: int) -> None:
     """Link the prompt's blocks from `first` on to those before them, and close what they close, as long as
     that changes anything."""
-    parent = ROOT if first == 0 else _find(hot, shift, hashes[first - 1])
+    parent = ROOT if first == 0 else _find(table, shift, hashes[first - 1])
     for k in range(first, len(hashes)):
-        at = _find(hot, shift, hashes[k])
+        at = _find(table, shift, hashes[k])
         if at < 0:
             return
         changed = links[at, PARENT] == UNKNOWN
         if changed:
             _link(links, at, parent)
-        for word in range(held.shape[1]):
-            closed = held[at, word]
+        for closed in range(CLOSED, table.shape[1], 2):
+            closes = table[at, closed + 1]
             if parent >= 0:
-                closed &= hot[parent, word + 1]
-            if closed & ~hot[at, word + 1] != ZERO:
-                hot[at, word + 1] |= closed
+                closes &= table[parent, closed]
+            if closes & ~table[at, closed] != ZERO:
+                table[at, closed] |= closes
                 changed = True
         if not changed:
             return
@@ -140,65 +162,64 @@ def _record(depths: Ints, word: int, workers: np.uint64, depth: int) -> None:
 
 def _make(sources: int) -> tuple[Callable[..., Any], ...]:
     @entry_point
-    def store(
-        hot: Any, held: Any, links: Any, counts: Ints, shift: np.uint64, slot: int, hashes: Any
-    ) -> None:
+    def store(table: Any, links: Any, counts: Ints, shift: np.uint64, slot: int, hashes: Any) -> None:
         """The worker holds these blocks."""
         sources  # noqa: B018 - in the closure, see compiled.stamp
-        word, bit = slot // 64, ONE << np.uint64(slot % 64)
-        for block in hashes:
-            at = _find_or_add(hot, held, links, counts, shift, block)
-            if held[at, word] & bit == ZERO:
-                held[at, word] |= bit
-                counts[SLOTS + slot] += 1
-            parent = links[at, PARENT]
-            if parent == ROOT or (parent >= 0 and hot[parent, word + 1] & bit != ZERO):
-                hot[at, word + 1] |= bit
+        closed, held, bit = _place(slot)
+        for begin in range(0, len(hashes), GROUP):
+            group = hashes[begin : begin + GROUP]
+            _touch(table, links, counts, shift, group)
+            for block in group:
+                at = _find_or_add(table, links, counts, shift, block)
+                if table[at, held] & bit == ZERO:
+                    table[at, held] |= bit
+                    counts[SLOTS + slot] += 1
+                parent = links[at, PARENT]
+                if parent == ROOT or (parent >= 0 and table[parent, closed] & bit != ZERO):
+                    table[at, closed] |= bit
 
     @entry_point
-    def remove(
-        hot: Any, held: Any, links: Any, counts: Ints, shift: np.uint64, slot: int, hashes: Any
-    ) -> None:
+    def remove(table: Any, links: Any, counts: Ints, shift: np.uint64, slot: int, hashes: Any) -> None:
         """The worker holds these blocks no more; what it holds below them cannot be reached there."""
         sources  # noqa: B018
-        word, bit = slot // 64, ONE << np.uint64(slot % 64)
+        closed, held, bit = _place(slot)
         for block in hashes:
-            at = _find(hot, shift, block)
-            if at < 0 or held[at, word] & bit == ZERO:
+            at = _find(table, shift, block)
+            if at < 0 or table[at, held] & bit == ZERO:
                 continue
-            held[at, word] &= ~bit
+            table[at, held] &= ~bit
             counts[SLOTS + slot] -= 1
-            if hot[at, word + 1] & bit != ZERO:
-                hot[at, word + 1] &= ~bit
+            if table[at, closed] & bit != ZERO:
+                table[at, closed] &= ~bit
                 # Depth first through the closed part of the subtree, without a stack.
                 top, node = at, links[at, CHILD]
                 while node >= 0:
-                    if hot[node, word + 1] & bit != ZERO:
-                        hot[node, word + 1] &= ~bit
+                    if table[node, closed] & bit != ZERO:
+                        table[node, closed] &= ~bit
                         if links[node, CHILD] >= 0:
                             node = links[node, CHILD]
                             continue
                     while links[node, NEXT] < 0 and links[node, PARENT] != top:
                         node = links[node, PARENT]
                     node = links[node, NEXT]
-            if not _held_by_any(held, at):
-                _drop(hot, links, counts, at)
+            if not _held_by_any(table, at):
+                _drop(table, links, counts, at)
 
     @entry_point
-    def clear(hot: Any, held: Any, links: Any, counts: Ints, slot: int) -> None:
+    def clear(table: Any, links: Any, counts: Ints, slot: int) -> None:
         """The worker holds nothing."""
         sources  # noqa: B018
-        word, bit = slot // 64, ONE << np.uint64(slot % 64)
-        for at in range(len(hot)):
-            if held[at, word] & bit != ZERO and hot[at, 0] > DELETED:
-                held[at, word] &= ~bit
-                hot[at, word + 1] &= ~bit
-                if not _held_by_any(held, at):
-                    _drop(hot, links, counts, at)
+        closed, held, bit = _place(slot)
+        for at in range(len(table)):
+            if table[at, held] & bit != ZERO and table[at, KEY] > DELETED:
+                table[at, held] &= ~bit
+                table[at, closed] &= ~bit
+                if not _held_by_any(table, at):
+                    _drop(table, links, counts, at)
         counts[SLOTS + slot] = 0
 
     @entry_point
-    def match(hot: Any, held: Any, links: Any, shift: np.uint64, hashes: Any, depths: Ints) -> None:
+    def match(table: Any, links: Any, shift: np.uint64, hashes: Any, depths: Ints) -> None:
         """Fill `depths` (zeros) with the leading blocks of the prompt that each worker holds.
 
         Closed masks only shrink along a chain, so every depth at which they do is found by halving. `above`
@@ -207,7 +228,8 @@ def _make(sources: int) -> tuple[Callable[..., Any], ...]:
         sources  # noqa: B018
         length = len(hashes)
         above_at, above_mask = np.empty(80, np.int64), np.empty(80, np.uint64)
-        for word in range(held.shape[1]):
+        for word in range((table.shape[1] - 1) // 2):
+            closed, held, _ = _place(64 * word)
             low, mask, top = 0, ALL, 0
             above_at[0], above_mask[0] = length + 1, ZERO
             probe = min(1, length)
@@ -215,8 +237,8 @@ def _make(sources: int) -> tuple[Callable[..., Any], ...]:
                 while above_at[top] - low > 1:
                     middle = probe if probe > low else (low + above_at[top]) // 2
                     probe = 0
-                    at = _find(hot, shift, hashes[middle - 1])
-                    there = hot[at, word + 1] & mask if at >= 0 else ZERO
+                    at = _find(table, shift, hashes[middle - 1])
+                    there = table[at, closed] & mask if at >= 0 else ZERO
                     if there == mask:
                         low = middle
                     else:
@@ -224,9 +246,9 @@ def _make(sources: int) -> tuple[Callable[..., Any], ...]:
                         above_at[top], above_mask[top] = middle, there
                 gone = mask & ~above_mask[top]
                 if low < length:
-                    at = _find(hot, shift, hashes[low])
-                    if at >= 0 and held[at, word] & gone != ZERO:
-                        _repair(hot, held, links, shift, hashes, low)
+                    at = _find(table, shift, hashes[low])
+                    if at >= 0 and table[at, held] & gone != ZERO:
+                        _repair(table, links, shift, hashes, low)
                         top = 0
                         continue
                 _record(depths, word, gone, low)
@@ -238,22 +260,20 @@ def _make(sources: int) -> tuple[Callable[..., Any], ...]:
 
     @entry_point
     def rebuild(
-        hot: Any, held: Any, links: Any, counts: Ints, new_hot: Any, new_held: Any, new_links: Any,
-        shift: np.uint64,
+        table: Any, links: Any, counts: Ints, new_table: Any, new_links: Any, shift: np.uint64
     ) -> None:  # fmt: skip
         """Move all entries into new, zeroed arrays, which may have more positions and more words."""
         sources  # noqa: B018
-        moved, words = np.full(len(hot), UNKNOWN, np.int32), held.shape[1]
+        moved = np.full(len(table), UNKNOWN, np.int32)
         counts[LIVE] = counts[DEAD] = 0
-        for at in range(len(hot)):
-            if hot[at, 0] > DELETED:
-                to = _find_or_add(new_hot, new_held, new_links, counts, shift, hot[at, 0])
+        for at in range(len(table)):
+            if table[at, KEY] > DELETED:
+                to = _find_or_add(new_table, new_links, counts, shift, table[at, KEY])
                 moved[at] = to
-                for word in range(words):
-                    new_hot[to, word + 1] = hot[at, word + 1]
-                    new_held[to, word] = held[at, word]
-        for at in range(len(hot)):
-            if hot[at, 0] > DELETED:
+                for column in range(CLOSED, table.shape[1]):
+                    new_table[to, column] = table[at, column]
+        for at in range(len(table)):
+            if table[at, KEY] > DELETED:
                 for column in range(4):
                     linked = links[at, column]
                     new_links[moved[at], column] = moved[linked] if linked >= 0 else linked

@@ -35,7 +35,7 @@ def as_hashes(blocks: Sequence[int] | Hashes) -> Hashes:
         wide = blocks if blocks.itemsize == 8 else blocks.astype(np.uint64)
         return np.ascontiguousarray(wide).view(np.uint64)
     try:
-        return np.array(blocks, dtype=np.uint64)
+        return np.fromiter(blocks, np.uint64, len(blocks))
     except OverflowError:  # not from our hashing, but anybody may send events
         return np.array([block & MASK for block in blocks], dtype=np.uint64)
 
@@ -60,13 +60,13 @@ class BlockTable:
 
     @property
     def nbytes(self) -> int:
-        return self._hot.nbytes + self._held.nbytes + self._links.nbytes
+        return self._table.nbytes + self._links.nbytes
 
     def add_worker(self, slot: int) -> None:
         """Make room for the worker."""
         words = slot // 64 + 1
-        if words > self._held.shape[1]:
-            self._rebuild(len(self._hot), words)
+        if words > self._words:
+            self._rebuild(len(self._table), words)
             counts = np.zeros(k.SLOTS + 64 * words, np.int64)
             counts[: len(self._counts)] = self._counts
             self._counts = counts
@@ -74,38 +74,38 @@ class BlockTable:
     def store(self, slot: int, hashes: Hashes) -> None:
         counts = self._counts
         used = counts.item(k.LIVE) + counts.item(k.DEAD) + len(hashes)
-        if used > FULLEST * len(self._hot):
+        if used > FULLEST * len(self._table):
             positions = SMALLEST
             while len(self) + len(hashes) > FULLEST * positions / 1.3:
                 positions *= 2
-            self._rebuild(positions, self._held.shape[1])
-        k.store(self._hot, self._held, self._links, self._counts, self._shift, slot, hashes)
+            self._rebuild(positions, self._words)
+        k.store(self._table, self._links, self._counts, self._shift, slot, hashes)
 
     def remove(self, slot: int, hashes: Hashes) -> None:
-        k.remove(self._hot, self._held, self._links, self._counts, self._shift, slot, hashes)
+        k.remove(self._table, self._links, self._counts, self._shift, slot, hashes)
 
     def clear(self, slot: int) -> None:
         """The worker holds nothing any more."""
         if self.blocks(slot):
-            k.clear(self._hot, self._held, self._links, self._counts, slot)
+            k.clear(self._table, self._links, self._counts, slot)
 
     def match(self, hashes: Hashes, slots: int) -> Ints:
         """Leading blocks of the chain that each worker holds, shape [slots]."""
         depths = np.zeros(slots, np.int64)
         if len(hashes):
-            k.match(self._hot, self._held, self._links, self._shift, hashes, depths)
+            k.match(self._table, self._links, self._shift, hashes, depths)
         return depths
 
     def _make(self, positions: int, words: int) -> None:
-        self._hot: Hashes = np.zeros((positions, 1 + words), np.uint64)
-        self._held: Hashes = np.zeros((positions, words), np.uint64)
+        self._words = words
+        self._table: Hashes = np.zeros((positions, 1 + 2 * words), np.uint64)
         self._links: NDArray[np.int32] = np.zeros((positions, 4), np.int32)
         self._shift = np.uint64(64 - positions.bit_length() + 1)
 
     def _rebuild(self, positions: int, words: int) -> None:
-        hot, held, links = self._hot, self._held, self._links
+        table, links = self._table, self._links
         self._make(positions, words)
-        k.rebuild(hot, held, links, self._counts, self._hot, self._held, self._links, self._shift)
+        k.rebuild(table, links, self._counts, self._table, self._links, self._shift)
 
 
 def warm_up() -> None:
