@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from fleet import WAIT_S, Fleet, fleet_tree, running_fleet
-from gateway_process import GatewayProcess, chat_body
+from gateway_process import GatewayProcess, chat_body, running_gateway
 
 pytestmark = [
     pytest.mark.process,
@@ -42,13 +42,11 @@ async def running(
         for worker in cluster["workers"].values():
             # 256 pages are two of the longest prompts: many wait for pages, and pages change hands quickly.
             worker.update(memory="2MiB", checksum_pages=True)
-    async with running_fleet(tree, directory, *WORKERS) as fleet:
-        gateway = GatewayProcess(tree, directory, "round_robin")
-        try:
-            await gateway.wait_ready()
-            yield fleet, gateway
-        finally:
-            gateway.stop()
+    async with (
+        running_fleet(tree, directory, *WORKERS) as fleet,
+        running_gateway(tree, directory, "round_robin") as gateway,
+    ):
+        yield fleet, gateway
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from fleet import WAIT_S, Fleet, eventually, fleet_tree, running_fleet
-from gateway_process import GatewayProcess, chat_body
+from gateway_process import GatewayProcess, chat_body, running_gateway
 
 pytestmark = [
     pytest.mark.process,
@@ -57,12 +57,8 @@ async def fleet(tree: dict[str, Any], directory: Path) -> AsyncIterator[Fleet]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(fleet: Fleet, tree: dict[str, Any], directory: Path) -> AsyncIterator[GatewayProcess]:
     """Every placement in turn: each decode worker gets its share, with prefill here and there."""
-    process = GatewayProcess(tree, directory, "round_robin")
-    try:
-        await process.wait_ready()
-        yield process
-    finally:
-        process.stop()
+    async with running_gateway(tree, directory, "round_robin") as running:
+        yield running
 
 
 def content(body: dict[str, Any]) -> str:

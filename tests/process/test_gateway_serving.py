@@ -12,7 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 from fleet import WAIT_S, Fleet, eventually, fleet_tree, running_fleet
-from gateway_process import GatewayProcess
+from gateway_process import GatewayProcess, running_gateway
 
 pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
 WORKERS = ("decode-0", "prefill-0", "remote-0")
@@ -37,12 +37,8 @@ async def fleet(tree: dict[str, Any], directory: Path) -> AsyncIterator[Fleet]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(fleet: Fleet, tree: dict[str, Any], directory: Path) -> AsyncIterator[GatewayProcess]:
-    process = GatewayProcess(tree, directory, "cost_model")
-    try:
-        await process.wait_ready()
-        yield process
-    finally:
-        process.stop()
+    async with running_gateway(tree, directory, "cost_model") as running:
+        yield running
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 import yaml
 from fleet import TOKEN, WAIT_S, Answer, Fleet, eventually, fleet_tree, free_port, make_config
-from gateway_process import GatewayProcess
+from gateway_process import running_gateway
 
 from prfaas.protocol.messages import Finished, Tokens
 
@@ -143,9 +143,7 @@ async def test_a_cancelled_request_frees_everything(fleet: Fleet) -> None:
 async def test_the_gateway_serves_token_ids_over_them(
     fleet: Fleet, tree: dict[str, Any], directory: Path
 ) -> None:
-    gateway = GatewayProcess(tree, directory, "cost_model", calibrate=True)
-    try:
-        await gateway.wait_ready()
+    async with running_gateway(tree, directory, "cost_model", calibrate=True) as gateway:
         body = {
             "model": "test-model", "prompt": [[30 + i % 200 for i in range(600)], [4, 5, 6]],
             "max_tokens": 9, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
@@ -158,8 +156,6 @@ async def test_the_gateway_serves_token_ids_over_them(
         direct = await fleet.generate("decode-1", fleet.request([4, 5, 6], max_tokens=9))
         assert choices[1]["token_ids"] == direct.token_ids
         await gateway.settled()
-    finally:
-        gateway.stop()
 
 
 async def test_sigterm_ends_all_of_them_in_order(tiny_model_path: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,19 @@ class GatewayProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(
+    tree: dict[str, Any], directory: Path, policy: str, **gateway: Any
+) -> AsyncIterator[GatewayProcess]:
+    """A gateway over workers that run, ready for requests; gone afterwards. Args: as for GatewayProcess."""
+    process = GatewayProcess(tree, directory, policy, **gateway)
+    try:
+        await process.wait_ready()
+        yield process
+    finally:
+        process.stop()
 
 
 def chat_body(text: str, **fields: Any) -> dict[str, Any]:
