@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,25 @@ import click
 from rich.console import Console
 
 from prfaas.errors import ConfigError
-from simulations.console import INTERRUPTED
+from simulations.console import INTERRUPTED, progress
+from simulations.experiments.backends import make_backend
+from simulations.experiments.context import Context
+from simulations.experiments.sweep import run_round
 from simulations.paper.case import Case, paper_case
-from simulations.paper.event_driven import Effort, RunJobs, jobs_of, link_rtt_s, search, with_lines
+from simulations.paper.event_driven import (
+    Effort,
+    Job,
+    RunJobs,
+    Sample,
+    jobs_of,
+    link_rtt_s,
+    run_job,
+    search,
+    with_lines,
+)
 from simulations.paper.link_sweep import add_queues, sweep_link
 from simulations.paper.load_sweep import jobs_of_loads, sweep_load
 from simulations.paper.model import figures, paper_splits
-from simulations.paper.parallel import runner
 from simulations.paper.plot import Picture, check_plot_path, link_picture, load_picture, write_picture
 from simulations.paper.report import PaperReport, analytic_figures
 from simulations.paper.sweep_range import SweepRange, parse_sweep
@@ -110,8 +122,26 @@ class Work:
     effort: Effort
     cores: int
 
-    def runner(self, total: int) -> AbstractContextManager[RunJobs]:
-        return runner(self.cores, total, Console(stderr=True), "event-driven runs")
+    @contextmanager
+    def runner(self, total: int) -> Iterator[RunJobs]:
+        """Does jobs, and shows how many of `total` are done."""
+        with (
+            progress("event-driven", unit="runs") as show,
+            make_backend(_run_job, {}, jobs=self.cores, ray="") as backend,
+        ):
+            done = 0
+
+            def count(_: int, __: Sample) -> None:
+                nonlocal done
+                done += 1
+                show(done, total)
+
+            show(0, total)
+            yield lambda jobs: run_round(backend, jobs, count)
+
+
+def _run_job(_: Context, job: Job) -> Sample:
+    return run_job(job)
 
 
 def _study(case: Case, work: Work | None, output: Output) -> None:

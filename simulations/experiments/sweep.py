@@ -73,6 +73,19 @@ def run_all(
     return [found[0] if found else None for found in swept.results], swept.interrupted
 
 
+def run_round(
+    backend: Backend, tasks: Sequence[Any], on_result: Callable[[int, Any], None] | None = None
+) -> list[Any]:
+    """The result of every task, in their order; for work in rounds, on a backend that outlives them.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; the backend then ends without waiting for what still runs.
+    """
+    results: list[list[Any]] = [[] for _ in tasks]
+    _run([_single(task) for task in tasks], results, backend, on_result)
+    return [found for (found,) in results]
+
+
 def _single(task: Task) -> Callable[[list[Any]], Task | None]:
     return lambda results: None if results else task
 
