@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,8 @@ from simulations.experiments.context import Context, map_traces, store_traces, w
 from simulations.workload.trace import Trace
 
 Work = Callable[[Context, Any], Any]
+CONNECT_S = 10.0
+"""How long a Ray cluster may take to accept a connection."""
 
 
 class Backend(Protocol):
@@ -162,6 +165,7 @@ class _Ray(AbstractContextManager[Backend]):
         if self._started:
             local = {"num_cpus": self._jobs, "include_dashboard": False}
             where = local if self._address == "local" else {"address": self._address}
+            _check_reachable(self._address)
             try:
                 ray.init(log_to_driver=False, logging_level="error", **where)
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -187,6 +191,23 @@ class _Ray(AbstractContextManager[Backend]):
             self._ray.cancel(reference, force=True)
         if self._started:
             self._ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would wait for minutes for a cluster that does not answer.
+
+    Args:
+        address: HOST:PORT, maybe with `ray://` in front; others (`local`, `auto`) are for Ray to understand.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"--ray {address}: nothing answers there ({error}); is it the address that `ray start` printed?"
+        ) from error
 
 
 def _work_on_ray(work: Work, traces: dict[str, Trace], task: Any) -> Any:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -81,3 +84,11 @@ def test_a_stopped_task_ends_the_sweep_with_what_is_known():
 def test_no_jobs_are_refused():
     with pytest.raises(ConfigError, match="--jobs must be 1 or more"):
         run_all(where, [1], {}, jobs=0)
+
+
+def test_a_ray_cluster_that_does_not_answer_is_an_error_at_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(ConfigError, match=f"--ray 127.0.0.1:{port}: nothing answers there"):
+        run_all(where, [1], {}, ray=f"127.0.0.1:{port}")
