@@ -15,7 +15,7 @@ from rich.console import Console
 
 from simulations.commands.options import Given, inputs
 from simulations.commands.policy_spec import PolicySpec, parse_policies
-from simulations.commands.study import study_of
+from simulations.commands.study import end_without_bound, study_of
 from simulations.console import INTERRUPTED, Report, note, progress
 from simulations.engine.run import RunOptions, simulate
 from simulations.experiments.context import Context
@@ -60,7 +60,8 @@ def command(
     if not runs:
         raise KeyboardInterrupt
     complete = len(runs) == len(specs) and all(run.complete for run in runs)
-    study = study_of(trace, fleet, runs, bound=bound and complete, warm_up=given.warm_up)
+    bound = bound and complete
+    study = study_of(trace, fleet, runs, bound=bound, warm_up=given.warm_up)
     study = best_first(study)
     data, summaries, findings = report_data(study)
     if as_json:
@@ -76,6 +77,8 @@ def command(
         missing = ", ".join(spec.label for spec in specs if spec.label not in ended)
         note(f"prfaas: stopped before the end; partial{f', without {missing}' if missing else ''}")
         sys.exit(INTERRUPTED)
+    if bound and study.bound_rps is None:
+        end_without_bound()
 
 
 # ---------------------------------------------------------------- the runs

@@ -15,7 +15,7 @@ from router.core.events import SchedulerInput
 from router.core.journal import JournalHeader, JournalWriter
 from simulations.commands.options import Given, check_parent, inputs
 from simulations.commands.policy_spec import PolicySpec, fleet_policy, parse_policy
-from simulations.commands.study import study_of
+from simulations.commands.study import end_without_bound, study_of
 from simulations.console import INTERRUPTED, note, progress
 from simulations.engine.run import RunOptions, simulate
 from simulations.fleet import Fleet
@@ -61,9 +61,8 @@ def command(
             seed=given.seed, causal=given.causal, journal=record, progress=show, drop_first=given.warm_up
         )
         run = spec.labelled(simulate(trace, fleet, policy, options))
-    study = study_of(
-        trace, fleet, [run], bound=(bound or report is not None) and run.complete, warm_up=given.warm_up
-    )
+    bound = (bound or report is not None) and run.complete
+    study = study_of(trace, fleet, [run], bound=bound, warm_up=given.warm_up)
     summary = summarize(run, fleet, study.bound_rps)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
@@ -77,6 +76,8 @@ def command(
     if not run.complete:
         note("prfaas: stopped before the end; the figures above are partial")
         sys.exit(INTERRUPTED)
+    if bound and study.bound_rps is None:
+        end_without_bound()
 
 
 Record = Callable[[SchedulerInput], None] | None

@@ -167,3 +167,19 @@ def test_a_malformed_trace_is_named_by_file_line_and_field_and_leaves_no_report(
     assert "2" in result.stderr
     assert "input_length" in result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "command", [("replay", "--bound"), ("compare", "--policies", "always_local", "--jobs", "1")]
+)
+def test_ctrl_c_while_the_bound_is_computed_keeps_the_runs(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulations.commands.study.fluid_bound", interrupted)
+    result = run(*command, *BASE)
+    assert result.exit_code == 130
+    assert "always_local" in result.stdout or "60 of 60 served" in result.stdout
+    assert "stopped before the rate that no policy can exceed was known" in result.stderr
