@@ -6,23 +6,29 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from prfaas.errors import ConfigError, PrfaasError
 from simulations.bound import Bound
+from simulations.commands.compare import replays
 from simulations.commands.options import Given, inputs
 from simulations.commands.policy_spec import PolicySpec, parse_policies
+from simulations.commands.study import command_line
 from simulations.console import INTERRUPTED, note, progress
-from simulations.experiments.capacity import Capacity, CapacityStudy, Trial, capacity
+from simulations.experiments.capacity import Capacity, CapacityStudy, Trial, capacity, counted
 from simulations.experiments.cheapest import Cheapest, Option, cheapest_fleet
 from simulations.experiments.levels import asked, parse_slo
 from simulations.fleet import SLO, Fleet
+from simulations.report.study import Study
 from simulations.report.summary import duration, level_name, level_text
 from simulations.report.terminal import plain_table
+from simulations.report.write import check_folder, write_report
 from simulations.workload.trace import Trace
 
 USUAL_RUNS = 9
@@ -47,6 +53,7 @@ SHORT = 0.1
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option("--ray", default="", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
+@click.option("--report", type=click.Path(path_type=Path), help="Folder for an HTML page, PNGs and data.")
 def command(
     given: Given,
     policies: str,
@@ -59,11 +66,13 @@ def command(
     jobs: int,
     ray: str,
     as_json: bool,
+    report: Path | None,
 ) -> None:
     """Highest arrival rate that meets the service levels, by policy, and its share of the bound.
 
     Arrivals are sped up or slowed down until the levels just hold for every percentile asked for and every
-    request is served. With --cheapest and --rate: the cheapest fleet for that rate, by `price_per_hour`.
+    request is served. A report compares the policies at the highest rate found. With --cheapest and --rate:
+    the cheapest fleet for that rate, by `price_per_hour`.
     Ctrl-C shows what is known, with exit code 130.
     """
     specs = parse_policies(policies)
@@ -75,13 +84,17 @@ def command(
         raise ConfigError(
             "--rate and --rate-scale are for --cheapest: capacity is the rate that is searched for"
         )
+    if cheapest and report:
+        raise ConfigError("--report is about capacities: leave it or --cheapest out")
+    if report:
+        check_folder(report)
     slo = parse_slo(slo_text) if slo_text else None
     trace, fleet = given.load()
     search = Search(trace, fleet, specs, slo if slo is not None else fleet.slo, given, jobs, ray, free_roles)
     if cheapest:
         _cheapest(search, most, as_json)
     else:
-        _capacities(search, range(given.seed, given.seed + seeds), tolerance, as_json)
+        _capacities(search, range(given.seed, given.seed + seeds), tolerance, as_json, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +111,9 @@ class Search:
     free_roles: bool
 
 
-def _capacities(search: Search, seeds: Sequence[int], tolerance: float, as_json: bool) -> None:
+def _capacities(
+    search: Search, seeds: Sequence[int], tolerance: float, as_json: bool, report: Path | None
+) -> None:
     total = len(search.specs) * len(seeds) * USUAL_RUNS
     done = 0
     with progress("runs", unit="runs") as show:
@@ -136,6 +151,30 @@ def _capacities(search: Search, seeds: Sequence[int], tolerance: float, as_json:
         _print(study, search)
     _warn_if_short(study)
     _end(study, search.slo)
+    if report:
+        note(f"report: {write_report(report, _at_best_rate(study, search))}")
+
+
+def _at_best_rate(study: CapacityStudy, search: Search) -> Study:
+    """All policies at the highest rate that any of them serves within the levels; beside it their capacities.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C during one of the runs.
+    """
+    rate_per_s = max(found.rate_per_s for found in study.capacities)
+    given, fleet = search.given, msgspec.structs.replace(search.fleet, slo=search.slo)
+    trace = search.trace.at_rate(rate_per_s / counted(search.trace, given.warm_up).rate_per_s)
+    runs = replays(trace, fleet, search.specs, given, search.jobs, search.ray)
+    if len(runs) < len(search.specs) or not all(run.complete for run in runs):
+        raise KeyboardInterrupt
+    return Study(
+        fleet,
+        tuple(runs),
+        bound_rps=study.bound.rate_per_s,
+        binding=", ".join(study.bound.binding[:2]),
+        capacity_rps={found.policy: found.rate_per_s for found in study.capacities},
+        command=command_line(),
+    )
 
 
 def _warn_if_short(study: CapacityStudy) -> None:

@@ -56,7 +56,7 @@ def command(
     for spec in specs:
         spec.make()  # mistakes show before hours of work, not after
     trace, fleet = given.load()
-    runs = _run(trace, fleet, specs, given, jobs, ray_address)
+    runs = replays(trace, fleet, specs, given, jobs, ray_address)
     if not runs:
         raise KeyboardInterrupt
     complete = len(runs) == len(specs) and all(run.complete for run in runs)
@@ -91,10 +91,10 @@ class _Task:
     given: Given
 
 
-def _run(
+def replays(
     trace: Trace, fleet: Fleet, specs: Sequence[PolicySpec], given: Given, jobs: int | None, ray: str
 ) -> list[RunResult]:
-    """Runs in the order of `specs`; after Ctrl-C only those that are known."""
+    """A run of each policy, in their order; after Ctrl-C only those that are known."""
     tasks = [_Task(fleet, spec, given) for spec in specs]
     traces = {"trace": trace}
     jobs = jobs or min(len(specs), os.cpu_count() or 1)

@@ -183,3 +183,17 @@ def test_ctrl_c_while_the_bound_is_computed_keeps_the_runs(
     assert result.exit_code == 130
     assert "always_local" in result.stdout or "60 of 60 served" in result.stdout
     assert "stopped before the rate that no policy can exceed was known" in result.stderr
+
+
+def test_the_report_of_capacity_has_its_chart_and_compares_at_the_highest_rate(tmp_path: Path) -> None:
+    command = ("capacity", *BASE, "--policies", "always_local,round_robin", "--tolerance", "0.3")
+    found = run(*command, "--slo", "ttft_p90=5s", "--json", "--report", str(tmp_path / "out"))
+    assert found.exit_code == 0, found.output
+    rates = {one["policy"]: one["rate_per_s"] for one in json.loads(found.stdout)["policies"]}
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    summaries = [one["summary"] for one in report["runs"]]
+    assert {one["policy"]: one["capacity_rps"] for one in summaries} == rates
+    assert all(one["offered_rps"] == pytest.approx(max(rates.values())) for one in summaries)
+    assert "capacity" in [chart["key"] for chart in report["charts"]]
+    refused = run(*command, "--cheapest", "--rate", "2", "--report", str(tmp_path / "other"))
+    assert (refused.exit_code, "leave it or --cheapest out" in refused.stderr) == (2, True)
