@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulations.engine.page_cache import Blocks
+from simulations.engine.page_cache import NO_BLOCKS, Blocks
 from simulations.engine.request import Request
 from simulations.engine.worker_spec import FleetError
 from simulations.engine.world import World
@@ -25,6 +25,8 @@ class Arrivals:
         self._trace = trace
         self._blocks = PageHashes(trace, page_size)
         self._sessions = len(trace.session) > 0
+        answers = trace.answers if trace.block_tokens == page_size else {}
+        self._answers = {row: ids.view(np.uint64) for row, ids in answers.items()}
         self._next_turn: dict[int, int] = {}
         """Request → the next one of its session, in a causal replay."""
         self._firsts: Sequence[int] = range(len(trace))
@@ -77,6 +79,7 @@ class Arrivals:
                 trace.output_tokens.item(index),
                 self._blocks.of(index),
                 str(session) if session >= 0 else "",
+                self._answers.get(index, NO_BLOCKS),
             )
         )
 

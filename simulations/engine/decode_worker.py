@@ -300,7 +300,7 @@ class DecodeWorker:
         held = request.held
         assert held is not None
         full = (request.prompt - 1 + request.output) // self._page
-        self.cache.publish_answer(held, request.blocks, full - len(request.blocks))
+        self.cache.publish_answer(held, request.blocks, full - len(request.blocks), request.answer)
         self.world.router.kv_changed(self)
         request.state = ENDED
         del self.live[request.index]

@@ -3,8 +3,8 @@
 The rules are the live pool's (`prfaas.kv.pool`): a page is free, held, or cached; a block in use keeps its
 chain in use; blocks go idle children first and are evicted in the order of going idle. Published blocks
 form a tree whose nodes are runs of blocks without a branch, so a prompt of a thousand blocks costs a few
-steps, not a thousand. Answers are published too (they push older blocks out, as live) but under no id: a
-trace does not say which later prompt repeats them.
+steps, not a thousand. Answers are published too (they push older blocks out, as live), under no id unless
+the trace says which one a later prompt knows them by.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Blocks = NDArray[np.uint64]
 """Chained ids of a prompt's full pages; never changed, so that runs and events can be views of it."""
-_NO_BLOCKS: Blocks = np.zeros(0, np.uint64)
+NO_BLOCKS: Blocks = np.zeros(0, np.uint64)
 
 
 class Run:
@@ -65,7 +65,7 @@ class PageCache:
         """Published and unused: evictable at once."""
         self.stored: list[Blocks] = []
         self.removed: list[Blocks] = []
-        self._root = Run(None, _NO_BLOCKS, 0, 1)
+        self._root = Run(None, NO_BLOCKS, 0, 1)
         self._idle: OrderedDict[Run, None] = OrderedDict()
 
     @property
@@ -124,12 +124,16 @@ class PageCache:
         follows hangs on the published ones."""
         self._publish(held, blocks, followed=False)
 
-    def publish_answer(self, held: Held, blocks: Blocks, pages: int) -> None:
-        """Publish `pages` private pages behind the prompt's blocks under no id: full pages of an answer,
-        evictable once released."""
+    def publish_answer(self, held: Held, blocks: Blocks, pages: int, answer: Blocks = NO_BLOCKS) -> None:
+        """Publish `pages` private pages behind the prompt's blocks: full pages of an answer, evictable once
+        released. The first ones have the ids in `answer`, the rest none."""
+        known = answer[: max(pages, 0)]
+        if len(known):
+            blocks, pages = np.concatenate([blocks, known]), pages - len(known)
+            self._publish(held, blocks, followed=False)
         if pages > 0:
             self._publish(held, blocks, followed=True)
-            held.run = Run(held.run, _NO_BLOCKS, pages, 1)
+            held.run = Run(held.run, NO_BLOCKS, pages, 1)
             held.private -= pages
             held.published += pages
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulations.engine.page_cache import Blocks, Held
+from simulations.engine.page_cache import NO_BLOCKS, Blocks, Held
 
 if TYPE_CHECKING:
     from simulations.engine.decode_worker import DecodeWorker
@@ -16,6 +16,7 @@ class Request:
     """State over all attempts. Fields below `attempt` belong to the current one."""
 
     __slots__ = (
+        "answer",
         "arrival_s",
         "attempt",
         "avoid",
@@ -58,6 +59,7 @@ class Request:
         output: int,
         blocks: Blocks,
         session: str,
+        answer: Blocks = NO_BLOCKS,
     ) -> None:
         self.index = index
         self.id = str(index)
@@ -68,6 +70,8 @@ class Request:
         self.blocks = blocks
         """Ids of the full pages of `prompt - 1` tokens, as the router gets them."""
         self.session = session
+        self.answer = answer
+        """Ids of the full pages that the answer fills, as far as a later prompt repeats them."""
         self.attempt = 0
         self.avoid: tuple[str, ...] = ()
         self.first_token_s = -1.0

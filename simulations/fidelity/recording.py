@@ -35,7 +35,7 @@ from router.core.journal import JournalError, read_journal
 from router.core.policy_loader import load_policy
 from router.core.scheduler import Scheduler
 from router.decision_log import DecisionRecord
-from simulations.workload.trace import Ints, Trace
+from simulations.workload.trace import Floats, Ints, Trace
 
 _LEAST_ROWS = 4
 """Fewer requests than this say nothing about a fleet."""
@@ -95,33 +95,61 @@ class Recording:
     def trace(self) -> Trace:
         """The requests as a trace; time 0 is the first arrival, answers are as long as they were.
 
-        Pages that an answer filled have no ids in a trace before a later prompt repeats them, so the
-        simulator would compute what was found cached live. They are taken out of prompts: everyone has them.
+        Pages that an answer filled get their ids from the later prompt that repeats them: the decode worker
+        finds them cached then, and a prefill worker elsewhere has to compute them, as live. Such a prompt is
+        the next turn of a conversation, for a causal replay: its client had to see the answer first.
         """
-        rows, answers = self.rows, self._answer_blocks()
-        kept = [[block for block in row.blocks if block not in answers] for row in rows]
-        shorter = [self.page_size * (len(row.blocks) - len(k)) for row, k in zip(rows, kept, strict=True)]
-        prompts = [max(2, row.prompt_tokens - cut) for row, cut in zip(rows, shorter, strict=True)]
-        offsets = np.concatenate([[0], np.cumsum([len(k) for k in kept])]).astype(np.int64)
+        rows = self.rows
+        answers = self._answers()
+        session, think_s = self._conversations({then: number for number, (then, _) in answers.items()})
+        offsets = np.concatenate([[0], np.cumsum([len(row.blocks) for row in rows])]).astype(np.int64)
         return Trace(
             name=Path(self.source).name,
             arrival_s=np.array([row.arrival_s - rows[0].arrival_s for row in rows]),
-            prompt_tokens=np.array(prompts, dtype=np.int64),
+            prompt_tokens=np.array([max(2, row.prompt_tokens) for row in rows], dtype=np.int64),
             output_tokens=np.array([max(1, row.completion_tokens) for row in rows], dtype=np.int64),
             block_tokens=self.page_size,
-            blocks=_signed([block for blocks in kept for block in blocks]),
+            blocks=_signed([block for row in rows for block in row.blocks]),
             block_offsets=offsets,
+            session=session,
+            think_s=think_s,
+            answers={number: _signed(ids) for number, (_, ids) in answers.items()},
         )
 
-    def _answer_blocks(self) -> set[int]:
-        """Blocks that a decode worker had although no prompt before had them: answers wrote them."""
+    def _answers(self) -> dict[int, tuple[int, list[int]]]:
+        """By row: (the next turn, blocks that the answer filled). They are those that a decode worker had of
+        a later prompt although no prompt before had them; the last one that it continues wrote them."""
+        writer: dict[int, int] = {}
+        """Last block of a prompt, or of an answer → the row."""
         asked: set[int] = set()
-        found: set[int] = set()
-        for row in self.rows:
+        found: dict[int, tuple[int, list[int]]] = {}
+        for number, row in enumerate(self.rows):
             cached = row.report.decode_cached_tokens // self.page_size if row.report is not None else 0
-            found.update(block for block in row.blocks[:cached] if block not in asked)
+            fresh = [depth for depth, block in enumerate(row.blocks[:cached]) if block not in asked]
+            if fresh and fresh[0] and row.blocks[fresh[0] - 1] in writer:
+                found[writer[row.blocks[fresh[0] - 1]]] = number, [row.blocks[depth] for depth in fresh]
             asked.update(row.blocks)
+            if row.blocks:
+                writer[row.blocks[-1]] = number
         return found
+
+    def _conversations(self, former: dict[int, int]) -> tuple[Ints, Floats]:
+        """(conversation of each row, seconds since the answer before it); -1 = stands alone.
+
+        Args:
+            former: row → the turn before.
+        """
+        rows = self.rows
+        session = np.full(len(rows), -1, dtype=np.int64)
+        think_s = np.zeros(len(rows))
+        for number, before in former.items():
+            answered_s = rows[before].arrival_s + rows[before].end_s
+            if rows[before].complete and answered_s <= rows[number].arrival_s:
+                if session[before] < 0:
+                    session[before] = before
+                session[number] = session[before]
+                think_s[number] = rows[number].arrival_s - answered_s
+        return session, think_s
 
 
 def read_recording(journal: str | os.PathLike[str]) -> Recording:

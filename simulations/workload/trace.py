@@ -5,6 +5,7 @@ Columns instead of objects, so that a million requests are a few tens of megabyt
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -41,6 +42,9 @@ class Trace:
     """Conversation of each request, or empty: every request stands alone. Turns of one are in trace order."""
     think_s: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
     """Time between the end of the former turn's answer and this request; used by causal replay."""
+    answers: Mapping[int, Ints] = field(default_factory=dict)
+    """By request: ids of the blocks behind its prompt's that its answer fills, where a recording knows them
+    because a later prompt repeats them. Known for blocks of the fleet's page size only."""
     notes: tuple[str, ...] = ()
     """What the importer assumed or left out, for people."""
 
@@ -78,7 +82,7 @@ class Trace:
         if page_tokens == self.block_tokens:
             return self
         if len(self.block_offsets) <= 1:
-            return replace(self, block_tokens=page_tokens)
+            return replace(self, block_tokens=page_tokens, answers={})
         if page_tokens % self.block_tokens == 0:
             return self._coarser(page_tokens)
         if page_tokens >= 1 and self.block_tokens % page_tokens == 0:
@@ -98,6 +102,7 @@ class Trace:
             block_tokens=page_tokens,
             blocks=self.blocks[np.repeat(begins, counts) + times * within],
             block_offsets=offsets,
+            answers={},
         )
 
     def _finer(self, page_tokens: int) -> Trace:
@@ -106,9 +111,8 @@ class Trace:
         counts = np.minimum(self.prompt_tokens // page_tokens, pages)  # a partial block has fewer pages
         within, offsets = counting(counts)
         parents = self.blocks[np.repeat(self.block_offsets[:-1], counts) + within // times]
-        return replace(
-            self, block_tokens=page_tokens, blocks=parents * times + within % times, block_offsets=offsets
-        )
+        blocks = parents * times + within % times
+        return replace(self, block_tokens=page_tokens, blocks=blocks, block_offsets=offsets, answers={})
 
     def at_rate(self, scale: float) -> Trace:
         """The same requests arriving `scale` times as fast (think times are people's and stay)."""
@@ -131,6 +135,7 @@ class Trace:
             block_offsets=offsets,
             session=self.session[begin:end],
             think_s=self.think_s[begin:end],
+            answers={row - begin: ids for row, ids in self.answers.items() if begin <= row < end},
         )
 
 

@@ -155,3 +155,32 @@ def test_eviction_takes_the_ends_of_the_longest_idle_chain_first() -> None:
     assert held is not None
     assert flat(cache.removed) == [2]
     assert cache.match(ids(1, 2)).published == 1
+
+
+def test_an_answer_is_found_by_the_next_turn_under_the_ids_that_are_known_of_it() -> None:
+    cache = PageCache(10)
+    held = cache.match_and_grow(ids(1, 2), 6)
+    assert held is not None
+    # Of the answer's three full pages a later prompt repeats two; the sixth page is not full.
+    cache.publish_answer(held, ids(1, 2), 3, ids(3, 4))
+    cache.release(held)
+    assert flat(cache.stored) == [1, 2, 3, 4]
+    assert (cache.idle_pages, cache.free) == (5, 5)
+    cache.check()
+    turn = cache.match(ids(1, 2, 3, 4, 5))
+    assert turn.published == 4
+    cache.release(turn)
+    cache.check()
+
+
+def test_an_answer_that_ended_early_has_no_more_pages_than_it_filled() -> None:
+    cache = PageCache(10)
+    held = cache.match_and_grow(ids(1, 2), 3)
+    assert held is not None
+    cache.publish_answer(held, ids(1, 2), 1, ids(3, 4))
+    cache.release(held)
+    assert cache.match(ids(1, 2, 3, 4)).published == 3
+    again = cache.match_and_grow(ids(1, 2, 3), 4)
+    assert again is not None
+    cache.publish_answer(again, ids(1, 2, 3), 0, ids(4))
+    assert again.published == 3

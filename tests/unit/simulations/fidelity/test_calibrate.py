@@ -49,17 +49,22 @@ def test_a_journal_tells_requests_workers_links_and_placements(tmp_path: Path, t
     assert all(row.decode.startswith("decode") and row.site for row in recording.rows)
 
 
-def test_pages_that_answers_filled_are_left_out_of_later_prompts(tmp_path: Path, true_journal: bytes) -> None:
+def test_pages_that_an_answer_filled_are_named_by_the_next_turn(tmp_path: Path, true_journal: bytes) -> None:
     recording = read_recording(write(tmp_path / "j", true_journal))
     first, then = recording.rows[:2]
-    first.blocks, first.prompt_tokens = (1, 2), 150
+    first.blocks, first.prompt_tokens, first.end_s = (1, 2), 150, 0.0
     # The decode worker had three pages of this prompt; the third was in no prompt before.
     then.blocks, then.prompt_tokens = (1, 2, 3, 4), 300
     assert then.report is not None
     then.report = msgspec.structs.replace(then.report, decode_cached_tokens=3 * 64)
     trace = recording.trace()
-    assert trace.prompt_tokens[:2].tolist() == [150, 300 - 64]
-    assert [trace.block_hashes(i) for i in range(2)] == [(1, 2), (1, 2, 4)]
+    assert trace.prompt_tokens[:2].tolist() == [150, 300]
+    assert {row: ids.tolist() for row, ids in trace.answers.items()} == {0: [3]}
+    assert trace.session[:3].tolist() == [0, 0, -1]
+    assert trace.think_s[1] == pytest.approx(then.arrival_s - first.arrival_s)
+    # A turn that came before the answer's end waited for nobody.
+    first.end_s = 1e3
+    assert recording.trace().session[:2].tolist() == [-1, -1]
 
 
 def test_a_run_with_true_profiles_is_predicted_from_its_first_half(

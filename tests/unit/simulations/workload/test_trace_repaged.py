@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -96,3 +98,12 @@ def test_sizes_that_do_not_divide_are_refused_and_traces_without_blocks_take_any
         trace.repaged(12)
     empty = Trace("t", np.zeros(1), np.array([9]), np.array([1]))
     assert empty.repaged(12).block_hashes(0) == ()
+
+
+def test_what_answers_fill_goes_with_its_request_and_is_unknown_at_other_sizes() -> None:
+    trace = replace(_trace([[1] * 40, [2] * 40, [3] * 40], 8), answers={1: np.array([77, 78])})
+    assert {row: answer.tolist() for row, answer in trace.part(1, 3).answers.items()} == {0: [77, 78]}
+    assert not trace.part(2, 3).answers
+    assert not trace.repaged(16).answers
+    assert not trace.repaged(4).answers
+    assert trace.repaged(8).answers
