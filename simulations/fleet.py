@@ -38,6 +38,9 @@ class HardwareSpec(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """`prefill`: [[tokens, seconds], …] of whole uncached prompts, joined by lines."""
     table: str = ""
     """`model/system/tp` of the data's cost tables, e.g. `meta-llama/Meta-Llama-3.1-8B/l40s/1`."""
+    prefill_read_s: float = 0.0
+    """Beside `linear`: seconds per chunk and token before it, whose KV is read once per chunk, however short
+    that is. The linear profile has this per new token only, too little for short chunks of long prompts."""
     chunk_tokens: int = 8192
     kv_tokens: int
     """Tokens that the KV pool holds."""
@@ -52,12 +55,24 @@ class HardwareSpec(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Of the whole instance, in any one currency."""
 
 
+class MachineSpec(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A machine whose workers share cores, caches or memory: each step of one takes
+    1 + beside_prefill · (others that compute prompts) + beside_decode · (others that only decode) times as
+    long as alone."""
+
+    beside_prefill: float = 0.0
+    beside_decode: float = 0.0
+
+
 class SimWorkers(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`count` equal instances."""
 
     role: Literal["prefill", "decode"]
     hardware: str
     """A name from the fleet's `hardware`, or of a file of `simulations/hardware/`."""
+    machine: str | None = None
+    """A name from the fleet's `machines`: all instances run there and slow each other. None = each has what
+    it needs for itself."""
     count: int = 1
     max_running: int = 256
     max_queue: int = 100_000
@@ -102,6 +117,8 @@ class Fleet(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     clusters: dict[str, SimCluster]
     links: dict[str, LinkConfig] = msgspec.field(default_factory=dict)
     hardware: dict[str, HardwareSpec] = msgspec.field(default_factory=dict)
+    machines: dict[str, MachineSpec] = msgspec.field(default_factory=dict)
+    """Only those whose workers slow each other."""
     page_size: int = 512
     """Tokens per KV page and per block of the prefix caches."""
     slo: SLO = SLO()

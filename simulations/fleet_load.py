@@ -114,6 +114,9 @@ def check_fleet(fleet: Fleet) -> None:
         _check_hardware(f"hardware.{name}", spec, fleet.page_size)
         if not spec.table:  # a table that no worker uses need not be there
             step_times(spec, name)
+    for name, machine in fleet.machines.items():
+        _require(f"machines.{name}.beside_prefill", machine.beside_prefill, 0.0, 100.0)
+        _require(f"machines.{name}.beside_decode", machine.beside_decode, 0.0, 100.0)
     check_links({name: cluster.kind for name, cluster in fleet.clusters.items()}, fleet.links)
     _check_slo(fleet.slo)
     for index, change in enumerate(fleet.schedule):
@@ -192,6 +195,11 @@ def _check_local_rate(name: str, cluster: SimCluster) -> None:
 def _check_workers(fleet: Fleet, path: str, workers: SimWorkers) -> None:
     _require(f"{path}.max_running", workers.max_running, 1, 1_000_000)
     _require(f"{path}.max_queue", workers.max_queue, 1, 100_000_000)
+    if workers.machine is not None and workers.machine not in fleet.machines:
+        raise ConfigError(
+            f"`{path}.machine` is {workers.machine}, which is none of `machines`"
+            f"{suggest(workers.machine, fleet.machines)}"
+        )
     try:
         spec = hardware_of(fleet, workers)
         step_times(spec, workers.hardware)
@@ -207,7 +215,7 @@ def _check_hardware(path: str, spec: HardwareSpec, page_size: int) -> None:
     _require(f"{path}.kv_tokens", spec.kv_tokens, 1, 2**50)
     for field in ("prefill_scale", "decode_scale"):
         _require(f"{path}.{field}", getattr(spec, field), 1e-3, 1e3)
-    for field in ("step_overhead_s", "request_overhead_s"):
+    for field in ("step_overhead_s", "request_overhead_s", "prefill_read_s"):
         _require(f"{path}.{field}", getattr(spec, field), 0.0, 3600.0)
     _require(f"{path}.price_per_hour", spec.price_per_hour, 0.0, 1e9)
 

@@ -13,6 +13,7 @@ from router.core.events import LinkConfigured, SchedulerInput
 from router.core.scheduler import Scheduler
 from simulations.engine.failures import schedule
 from simulations.engine.loop import Loop
+from simulations.engine.machine import Machine
 from simulations.engine.membership import Membership
 from simulations.engine.recorder import Recorder
 from simulations.engine.router_side import RouterSide
@@ -66,6 +67,10 @@ def build_world(
                 name=name, clusters=link.between, capacity_bytes_per_s=rate, rtt_s=rtt_s, now_s=0.0
             )
         )
+    world.machines = {name: Machine(spec, world.workers) for name, spec in fleet.machines.items()}
+    for spec in specs:
+        if spec.machine is not None:
+            world.machines[spec.machine].names.append(spec.name)
     members = Membership(world)
     for number, spec in enumerate(specs):
         members.join(spec, spec.role, number / len(specs))

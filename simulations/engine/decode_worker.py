@@ -46,7 +46,7 @@ class DecodeWorker:
         """Steps done since this incarnation began."""
         self.context = 0
         """Context tokens of the batch's next step after `steps`."""
-        self._times = spec.times
+        self._times = world.step_times(spec)
         self._page = spec.page_size
         self._loop = world.loop
         self._ends: list[tuple[int, int, Request]] = []
@@ -124,6 +124,11 @@ class DecodeWorker:
     @property
     def running_requests(self) -> int:
         return self.batch
+
+    @property
+    def computes_prompt(self) -> bool:
+        """Whether the running steps carry chunks."""
+        return self._head is not None
 
     def running_s(self, now_s: float) -> float:
         """Seconds since the running stretch began."""
@@ -331,7 +336,8 @@ class DecodeWorker:
         else:
             if head.first_chunk_s < 0:
                 head.first_chunk_s = begin_s
-            stretch = Stretch.mixed(begin_s, self._mixed_ends(head, count))
+            chunks = min(count, self._times.chunks_ahead)
+            stretch = Stretch.mixed(begin_s, self._mixed_ends(head, chunks))
         self._stretch, self._head, self._line = stretch, head, line
         self._version += 1
         self._loop.at(begin_s + stretch.after_s(stretch.count), self._on_end, self._version)

@@ -43,7 +43,7 @@ class PrefillWorker:
         self.meters: dict[str, Meter] = {}
         """By target cluster."""
         self._page = spec.page_size
-        self._times = spec.times
+        self._times = world.step_times(spec)
         self._queued_tokens = 0
         self._early_room = early_room
         self._loop = world.loop
@@ -114,6 +114,10 @@ class PrefillWorker:
     def running_requests(self) -> int:
         return int(self.running is not None)
 
+    @property
+    def computes_prompt(self) -> bool:
+        return self.running is not None
+
     def running_s(self, now_s: float) -> float:
         """Seconds since the running prefill began."""
         return now_s - self.running.site_started_s if self.running is not None else 0.0
@@ -161,11 +165,18 @@ class PrefillWorker:
                 request.site_computed_s = now_s
                 self._send_cached(request)
                 continue
-            length_s = self._times.prefill_s(new, request.site_cached)
-            request.site_computed_s = now_s + length_s
             self.running = request
-            self._stream_out(request, new, length_s)
-            self._loop.at(now_s + length_s, self._computed, (request, request.attempt))
+            self._compute(request, request.site_cached)
+
+    def _compute(self, request: Request, done: int) -> None:
+        """Go on with a prompt that has KV for `done` tokens, for as many chunks as can be told ahead."""
+        now_s, times, left = self._loop.now_s, self._times, request.prompt - 1 - done
+        length_s = times.prefill_s(left, done)
+        request.site_computed_s = now_s + length_s
+        self._stream_out(request, done, length_s)
+        now = min(left, times.chunks_ahead * times.chunk_tokens)
+        end_s = request.site_computed_s if now == left else now_s + times.prefill_s(now, done)
+        self._loop.at(end_s, self._computed, (request, request.attempt, done + now))
 
     def _take_pages(self, request: Request) -> bool:
         """Match the cache once more, now that it is this prompt's turn, and take pages for the rest."""
@@ -183,9 +194,12 @@ class PrefillWorker:
         self._early_room += request.early_pages
         request.early_pages = 0
 
-    def _computed(self, argument: tuple[Request, int]) -> None:
-        request, attempt = argument
+    def _computed(self, argument: tuple[Request, int, int]) -> None:
+        request, attempt, done = argument
         if self.running is not request or request.attempt != attempt:
+            return
+        if done < request.prompt - 1:
+            self._compute(request, done)
             return
         self.world.router.before_change(self)
         self.running = None
@@ -227,9 +241,9 @@ class PrefillWorker:
         stream.release(level, self._loop.now_s)
         self.world.links.changed(stream)
 
-    def _stream_out(self, request: Request, new: int, length_s: float) -> None:
-        """Release the computed pages while they are computed: evenly within a chunk, the last chunk's last
-        layer and the fixed state at the end."""
+    def _stream_out(self, request: Request, done: int, length_s: float) -> None:
+        """Release what is computed beyond `done` tokens while it is computed: evenly within a chunk, the last
+        chunk's last layer and the fixed state at the end."""
         now_s = self._loop.now_s
         stream = self._stream(request)
         first = self._first_page(request) * self._page
@@ -239,9 +253,10 @@ class PrefillWorker:
         computed = stream.total - self.world.state_bytes - hot
         per_token = computed / (request.prompt - 1 - begin)
         knots: list[tuple[float, float]] = []
-        before, before_s = cached, 0.0
-        for tokens, at_s in self._chunk_ends(new, cached, length_s):
-            end = cached + tokens
+        new = request.prompt - 1 - done
+        before, before_s = done, 0.0
+        for tokens, at_s in self._chunk_ends(new, done, length_s):
+            end = done + tokens
             if before < begin < end:
                 # Decode has the first tokens of this chunk already.
                 part = (begin - before) / (end - before)
@@ -252,7 +267,7 @@ class PrefillWorker:
         end_s, released = knots[-1]
         piece = min(last_chunk, request.prompt - 1 - begin) * per_token / self.world.layers
         knots[-1] = (end_s, released - piece)
-        stream.release(hot, now_s)
+        stream.release(max(stream.sent, hot + max(0, done - begin) * per_token), now_s)
         stream.ramp(knots, now_s)
         self.world.links.changed(stream)
 

@@ -33,6 +33,8 @@ class WorkerSpec:
     num_pages: int
     max_running: int
     max_queue: int
+    machine: str | None = None
+    """Where it shares with others."""
 
     def info(self, role: str, incarnation: str) -> WorkerInfo:
         """What such a worker tells the router when it joins."""
@@ -111,6 +113,7 @@ def worker_specs(fleet: Fleet) -> list[WorkerSpec]:
                     num_pages=num_pages,
                     max_running=workers.max_running,
                     max_queue=workers.max_queue,
+                    machine=workers.machine,
                 )
                 for number in range(workers.count)
             ]

@@ -7,6 +7,7 @@ again, with the worker at fault to be avoided.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from router.core.events import Failed, Finished, FirstToken, PlaceRequest, Prefi
 from simulations.engine.decode_worker import DecodeWorker
 from simulations.engine.links import Links, Meter, Pipe, Stream
 from simulations.engine.loop import Loop
+from simulations.engine.machine import Machine, SharedStepTimes
 from simulations.engine.prefill_worker import PrefillWorker
 from simulations.engine.recorder import Recorder
 from simulations.engine.request import ENDED, FETCHING, QUEUED, Request
@@ -23,6 +25,7 @@ from simulations.engine.worker_spec import WorkerSpec as WorkerSpec
 
 if TYPE_CHECKING:
     from simulations.engine.router_side import RouterSide, Worker
+    from simulations.hardware.step_times import StepTimes
 
 MAX_ATTEMPTS = 3
 """As the gateway's `max_attempts` by default."""
@@ -51,6 +54,7 @@ class World:
         self.links = Links(loop)
         self.router: RouterSide
         self.workers: dict[str, Worker] = {}
+        self.machines: dict[str, Machine] = {}
         self.page_bytes = page_bytes
         self.state_bytes = state_bytes
         self.layers = layers
@@ -72,6 +76,12 @@ class World:
             self.retired_s[worker.name] = self.retired_s.get(worker.name, 0.0) + former.busy_s
         self._rows.setdefault(worker.name, len(self._rows))
         self.workers[worker.name] = worker
+
+    def step_times(self, spec: WorkerSpec) -> StepTimes:
+        """Of a worker: its hardware's, slowed by the others on its machine where it shares one."""
+        if spec.machine is None:
+            return spec.times
+        return SharedStepTimes(spec.times, partial(self.machines[spec.machine].slowdown, spec.name))
 
     @property
     def worker_names(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 from prfaas.engine.interface import StepProfile
 from simulations.fleet import HardwareSpec
 from simulations.hardware.fit import relative_least_squares
-from simulations.hardware.step_times import StepLine
+from simulations.hardware.step_times import ANY_NUMBER, StepLine
 
 
 class PointsStepTimes:
@@ -25,6 +25,7 @@ class PointsStepTimes:
     ) -> None:
         """`prefill`: (tokens, seconds), rising; `decode`: the three decode fields of a `StepProfile`."""
         self.chunk_tokens = spec.chunk_tokens
+        self.chunks_ahead = ANY_NUMBER
         self.request_overhead_s = spec.request_overhead_s
         self._tokens = [tokens for tokens, _ in prefill]
         self._seconds = [seconds * spec.prefill_scale for _, seconds in prefill]

@@ -57,12 +57,15 @@ def step_times(spec: HardwareSpec, name: str) -> StepTimes:
             f"hardware `{name}` needs `linear`, or `points` with the decode fields in `linear`, or `table`; "
             f"it has {', '.join(given) or 'none of them'}"
         )
+    if spec.prefill_read_s and given != ["linear"]:
+        raise ConfigError(f"hardware `{name}`: `prefill_read_s` goes with `linear` alone; remove it")
     if spec.table:
         return TableStepTimes(load_table(spec.table), spec)
     if spec.points:
         return PointsStepTimes(_prefill_points(spec, name), _linear(spec, name, _DECODE_FIELDS), spec)
     fields = _linear(spec, name, _PREFILL_FIELDS + _DECODE_FIELDS)
-    return LinearStepTimes(_scaled(fields, spec), spec.request_overhead_s)
+    read_s = spec.prefill_read_s * spec.prefill_scale
+    return LinearStepTimes(_scaled(fields, spec), spec.request_overhead_s, read_s)
 
 
 def _linear(spec: HardwareSpec, name: str, wanted: tuple[str, ...]) -> dict[str, float]:

@@ -21,12 +21,20 @@ class StepLine(NamedTuple):
     """Total context tokens up to which the line holds (a table's next knot); infinity = always."""
 
 
+ANY_NUMBER = 1 << 40
+
+
 class StepTimes(Protocol):
     """Step times of one kind of worker. Overheads per step and per request are already in them."""
 
     @property
     def chunk_tokens(self) -> int:
         """Most prompt tokens computed in one step."""
+        ...
+
+    @property
+    def chunks_ahead(self) -> int:
+        """Chunks whose times can be told before the first one begins."""
         ...
 
     @property
@@ -55,22 +63,38 @@ class StepTimes(Protocol):
         ...
 
 
+def tokens_read(chunks: float, cached_tokens: float, chunk_tokens: int) -> float:
+    """Tokens before each chunk, summed over a prompt's chunks."""
+    return chunks * cached_tokens + chunk_tokens * chunks * (chunks - 1) / 2
+
+
 @dataclass(frozen=True, slots=True)
 class LinearStepTimes:
-    """Step times exactly as the router's linear profile says."""
+    """Step times as the router's linear profile says, exactly so while `read_s` is 0."""
 
     profile: StepProfile
     request_overhead_s: float = 0.0
+    read_s: float = 0.0
+    """Per chunk and token before it."""
 
     @property
     def chunk_tokens(self) -> int:
         return self.profile.chunk_tokens
 
+    @property
+    def chunks_ahead(self) -> int:
+        return ANY_NUMBER
+
     def prefill_s(self, new_tokens: int, cached_tokens: int) -> float:
         p = self.profile
         chunks = -(-new_tokens // p.chunk_tokens)
         per_context = new_tokens * (cached_tokens + new_tokens / 2)
-        return chunks * p.prefill_base_s + new_tokens * p.prefill_token_s + per_context * p.prefill_context_s
+        seconds = (
+            chunks * p.prefill_base_s + new_tokens * p.prefill_token_s + per_context * p.prefill_context_s
+        )
+        if self.read_s:
+            seconds += self.read_s * tokens_read(chunks, cached_tokens, p.chunk_tokens)
+        return seconds
 
     def chunk_s(self, new_tokens: int, cached_tokens: int) -> float:
         return self.prefill_s(new_tokens, cached_tokens)

@@ -9,7 +9,7 @@ import numpy as np
 from prfaas.engine.interface import StepProfile
 from simulations.fleet import HardwareSpec
 from simulations.hardware.fit import fit_profile
-from simulations.hardware.step_times import StepLine
+from simulations.hardware.step_times import ANY_NUMBER, StepLine
 from simulations.hardware.tables import CostTable
 
 
@@ -22,6 +22,8 @@ class TableStepTimes:
     tokens a chunk costs what that knot costs; other ends go on as lines. Decode is made non-decreasing in
     context (estimates wobble by a few percent).
     """
+
+    chunks_ahead = ANY_NUMBER
 
     def __init__(self, table: CostTable, spec: HardwareSpec) -> None:
         self.chunk_tokens = spec.chunk_tokens

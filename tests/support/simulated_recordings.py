@@ -14,7 +14,7 @@ from router.core.policy_loader import load_policy
 from router.decision_log import DecisionRecord
 from simulations.engine.run import RunOptions, simulate
 from simulations.fidelity.recording import Row
-from simulations.fleet import Fleet
+from simulations.fleet import Fleet, MachineSpec
 from simulations.fleet_load import loads_fleet
 from simulations.workload.trace import Trace
 
@@ -50,6 +50,21 @@ hardware:
 
 def fleet() -> Fleet:
     return loads_fleet(FLEET)
+
+
+def on_one_machine(described: Fleet, **fields: float) -> Fleet:
+    """All workers of a fleet on a machine with these fields of `MachineSpec`."""
+    clusters = {
+        name: msgspec.structs.replace(
+            cluster,
+            workers={
+                group: msgspec.structs.replace(workers, machine="box")
+                for group, workers in cluster.workers.items()
+            },
+        )
+        for name, cluster in described.clusters.items()
+    }
+    return msgspec.structs.replace(described, clusters=clusters, machines={"box": MachineSpec(**fields)})
 
 
 def trace(requests: int = 60, rate_per_s: float = 1.5, seed: int = 0) -> Trace:

@@ -20,6 +20,7 @@ LINEAR = {
     "prefill_base_s": 0.01, "prefill_token_s": 1e-4, "prefill_context_s": 0.0,
     "decode_base_s": 0.02, "decode_sequence_s": 0.0, "decode_context_s": 0.0,
 }  # fmt: skip
+TABLE_WITH_READ = {"table": "a/b/1", "kv_tokens": 4096, "prefill_read_s": 1e-4}
 TREE: dict[str, Any] = {
     "name": "test",
     "model": {"name": "m", "layers": 2, "kv_bytes_per_token": 100},
@@ -121,6 +122,10 @@ def test_a_fleet_is_read_from_a_file(tmp_path: Path) -> None:
             "ownn",
             r"`clusters.pd.workers.decode.hardware`.*did you mean `own`",
         ),
+        ("clusters/pd/workers/decode/machine", "box", r"`clusters.pd.workers.decode.machine` is box"),
+        ("machines", {"box": {"beside_prefill": -1.0}}, r"`machines.box.beside_prefill` must be 0"),
+        ("hardware/own", TABLE_WITH_READ, r"hardware `own`: `prefill_read_s` goes with `linear` alone"),
+        ("hardware/own/prefill_read_s", -1.0, r"hardware.prefill_read_s` must be 0"),
         ("clusters/pd/workers/decode/role", "decoder", r"`clusters.pd.workers.decode.role`"),
         ("clusters/pd/workers/decode/role", "prefill", r"kind pd and has no decode worker"),
         ("clusters/far/workers/remote/role", "decode", r"`clusters.far.workers.remote.role` is decode"),
