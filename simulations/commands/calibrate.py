@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -19,6 +20,7 @@ from simulations.fidelity.terms import TermError, term_errors
 from simulations.fleet_load import dump_fleet
 
 _LEAST_TO_CHECK = 4
+_REPLAYS = 9
 
 
 @click.command()
@@ -36,6 +38,11 @@ _LEAST_TO_CHECK = 4
     default=None,
     help="Share of the requests to learn from, by arrival [default: all; with --check the first half].",
 )
+@click.option(
+    "--one-machine",
+    is_flag=True,
+    help="All workers ran on one machine: find out how much they slow each other.",
+)
 @click.option("--check", is_flag=True, help="Replay the log and report the prediction error per term.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the fleet here, for --fleet.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
@@ -43,6 +50,7 @@ def command(
     decisions: Path | None,
     journal: Path | None,
     use: float | None,
+    one_machine: bool,
     check: bool,
     out: Path | None,
     as_json: bool,
@@ -59,7 +67,7 @@ def command(
             f"{recording.source}: {total} requests leave {total - used} to check with; record more, "
             "or lower --use"
         )
-    found = calibrate(recording, used)
+    found = calibrate(recording, used, one_machine=one_machine)
     fleet = dump_fleet(found.fleet)
     if out is not None:
         try:
@@ -81,17 +89,22 @@ def command(
 
 
 def check_terms(recording: Recording, found: Calibration) -> dict[str, dict[str, TermError]]:
-    """Errors over the requests that were not learned from (all, where all were).
+    """Errors over the requests that were not learned from (all, where all were), of nine replays each with
+    arrivals jittered by up to a decode step.
 
     Returns:
         `placed_as_recorded`: only times can differ; `placed_by_policy`: placements, too.
     """
     begin = found.used if found.used < len(recording.rows) else 0
-    live = recording.rows[begin:]
-    return {
-        "placed_as_recorded": term_errors(live, replay_rows(recording, found.fleet, follow=True)[begin:]),
-        "placed_by_policy": term_errors(live, replay_rows(recording, found.fleet, follow=False)[begin:]),
-    }
+
+    def errors(follow: bool) -> dict[str, TermError]:
+        replays = (
+            replay_rows(recording, found.fleet, follow=follow, jitter=seed)[begin:]
+            for seed in range(_REPLAYS)
+        )
+        return term_errors(recording.rows[begin:], *replays)
+
+    return {"placed_as_recorded": errors(follow=True), "placed_by_policy": errors(follow=False)}
 
 
 def _read(decisions: Path | None, journal: Path | None) -> tuple[Recording, list[str]]:
@@ -115,6 +128,7 @@ def _report(recording: Recording, found: Calibration, notes: list[str]) -> dict[
         "prefill_scale": found.prefill_scale,
         "decode_scale": found.decode_scale,
         "overhead_s": found.overhead_s,
+        "machine": None if found.machine is None else msgspec.structs.asdict(found.machine),
         "notes": notes,
     }
 
@@ -129,6 +143,13 @@ def _print(console: Console, report: dict[str, Any]) -> None:
         table.add_row(name, f"{factor:.3f}", f"{report['decode_scale'][name]:.3f}")
     console.print(table)
     console.print(f"overhead per request {1e3 * report['overhead_s']:.0f} ms")
+    if report["machine"] is not None:
+        console.print(
+            "on the shared machine a step takes "
+            + " and ".join(
+                f"{share:.0%} more {name.replace('_', ' ')}" for name, share in report["machine"].items()
+            )
+        )
     for note in report["notes"]:
         console.print(f"note: {note}", style="yellow")
     for name, terms in report.get("check", {}).items():

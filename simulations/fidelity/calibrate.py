@@ -16,13 +16,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from prfaas.engine.interface import StepProfile
-from simulations.fidelity.decode_fit import fit_decode
+from simulations.fidelity.fleet_fit import fit_fleet
 from simulations.fidelity.recorded_fleet import recorded_fleet
 from simulations.fidelity.recording import Recording, Row
 from simulations.fidelity.replayed import replay_rows
 from simulations.fidelity.terms import TERMS
-from simulations.fleet import Fleet, HardwareSpec
+from simulations.fleet import Fleet, HardwareSpec, MachineSpec
 
 _ROUNDS = 16
 _DAMPING = 0.5
@@ -41,13 +40,19 @@ class Calibration:
     prefill_scale: dict[str, float]
     decode_scale: dict[str, float]
     overhead_s: float
+    machine: MachineSpec | None = None
+    """How workers slow each other, where they were said to share one machine."""
 
 
-def calibrate(recording: Recording, used: int | None = None) -> Calibration:
-    """Fit a fleet to the first `used` requests (None = all): nothing later is looked at."""
+def calibrate(recording: Recording, used: int | None = None, *, one_machine: bool = False) -> Calibration:
+    """Fit a fleet to the first `used` requests (None = all): nothing later is looked at.
+
+    Args:
+        one_machine: all workers ran on one machine; find out how much they slow each other.
+    """
     count = len(recording.rows) if used is None else used
     live = recording.rows[:count]
-    fleet = _with_decode_fit(recorded_fleet(recording), live)
+    fleet = fit_fleet(recorded_fleet(recording), live, one_machine=one_machine)
     for _ in range(_ROUNDS):
         simulated = replay_rows(recording, fleet, follow=True, first=count)
         fleet = _corrected(fleet, live, simulated)
@@ -58,24 +63,8 @@ def calibrate(recording: Recording, used: int | None = None) -> Calibration:
         prefill_scale={name: spec.prefill_scale for name, spec in hardware.items()},
         decode_scale={name: spec.decode_scale for name, spec in hardware.items()},
         overhead_s=next(iter(hardware.values())).request_overhead_s,
+        machine=next(iter(fleet.machines.values()), None),
     )
-
-
-def _with_decode_fit(fleet: Fleet, live: Sequence[Row]) -> Fleet:
-    """Decode steps as the answers show them."""
-
-    def fit(name: str, spec: HardwareSpec) -> HardwareSpec:
-        profile = StepProfile(chunk_tokens=spec.chunk_tokens, **spec.linear)
-        base_s, sequence_s, context_s = fit_decode(profile, name, live)
-        linear = {
-            **spec.linear,
-            "decode_base_s": base_s,
-            "decode_sequence_s": sequence_s,
-            "decode_context_s": context_s,
-        }
-        return msgspec.structs.replace(spec, linear=linear)
-
-    return msgspec.structs.replace(fleet, hardware={n: fit(n, spec) for n, spec in fleet.hardware.items()})
 
 
 def _corrected(fleet: Fleet, live: Sequence[Row], simulated: Sequence[Row]) -> Fleet:
@@ -114,7 +103,7 @@ def _ratios(
     for live, simulated in pairs:
         a, b = term(live), term(simulated)
         if a > 0 and b > 0 and worker(live) == worker(simulated) and worker(live) in samples:
-            samples[worker(live)].append((a / b, b))
+            samples[worker(live)].append((a / b, b**0.5))
     everything = [sample for rows in samples.values() for sample in rows]
     common = _weighted_median(everything) if everything else 1.0
     return {

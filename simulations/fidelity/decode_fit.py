@@ -10,51 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from prfaas.engine.calibration import nonnegative_least_squares
 from prfaas.engine.interface import StepProfile
+from simulations.fidelity.activity import Activity, overlap_s, prefill_span
 from simulations.fidelity.recording import Row
-from simulations.workload.trace import Floats
+from simulations.fidelity.step_fit import Coefficients, Sample, fit_steps
 
 _LEAST_TOKENS = 3
-_PRIOR_WEIGHT = 0.1
-"""Of each point of the calibrated profile, beside 1 for each answer."""
-_PRIOR_POINTS = ((1, 256), (1, 1024), (2, 1024), (4, 1024), (4, 4096), (8, 8192))
-"""(sequences, tokens in all)."""
+_PRIOR_TERMS = tuple(
+    (1, batch, context)
+    for batch, context in ((1, 256), (1, 1024), (2, 1024), (4, 1024), (4, 4096), (8, 8192))
+)
 
 
-def fit_decode(profile: StepProfile, worker: str, rows: Sequence[Row]) -> tuple[float, float, float]:
-    """(base, sequence, context) seconds of `worker`; the calibrated ones where too few answers tell more."""
-    here = [row for row in rows if row.decode == worker and row.complete]
-    points = [point for row in here if (point := _point(row, here, profile.chunk_tokens)) is not None]
+def fit_decode(profile: StepProfile, samples: Sequence[Sample]) -> Coefficients:
+    """(base, sequence, context) seconds; the calibrated ones where too few answers tell more."""
     prior = (profile.decode_base_s, profile.decode_sequence_s, profile.decode_context_s)
-    if len(points) < len(prior):
-        return prior
-    batch, context, seconds = (np.array(column) for column in zip(*points, strict=True))
-    # The profile's shape counts, not its level: bring it to the answers' first.
-    level = float(np.median(seconds / _predict(prior, batch, context)))
-    prior_batch, prior_context = (
-        np.array(column, dtype=np.float64) for column in zip(*_PRIOR_POINTS, strict=True)
-    )
-    all_batch = np.concatenate([batch, prior_batch])
-    all_context = np.concatenate([context, prior_context])
-    all_seconds = np.concatenate([seconds, level * _predict(prior, prior_batch, prior_context)])
-    weights = np.concatenate([np.ones(len(batch)), np.full(len(prior_batch), _PRIOR_WEIGHT)])
-    features = np.stack([np.ones_like(all_batch), all_batch, all_context], axis=1)
-    scale = (weights / all_seconds)[:, None]
-    base, sequence, per_token = nonnegative_least_squares(features * scale, weights)
-    return float(base), float(sequence), float(per_token)
+    return fit_steps(samples, prior, _PRIOR_TERMS)
 
 
-def _predict(coefficients: tuple[float, float, float], batch: Floats, context: Floats) -> Floats:
-    base, sequence, per_token = coefficients
-    result: Floats = base + batch * sequence + context * per_token
-    return result
+def decode_samples(worker: str, rows: Sequence[Row], chunk_tokens: int) -> list[Sample]:
+    """Seconds per token of each answer that `worker` wrote, with (1, sequences, tokens in all)."""
+    here = [row for row in rows if row.decode == worker and row.complete]
+    activity = Activity(rows)
+    found = (_sample(row, here, activity, chunk_tokens) for row in here)
+    return [sample for sample in found if sample is not None]
 
 
-def _point(row: Row, here: Sequence[Row], chunk_tokens: int) -> tuple[float, float, float] | None:
-    """(mean sequences, mean tokens in all, seconds per token) of one answer; None where it is too short."""
+def _sample(row: Row, here: Sequence[Row], activity: Activity, chunk_tokens: int) -> Sample | None:
+    """One answer; None where it is too short."""
     begin_s, end_s = row.arrival_s + row.ttft_s, row.arrival_s + row.end_s
     length_s = end_s - begin_s
     tokens = float(row.completion_tokens - 1)
@@ -62,17 +45,16 @@ def _point(row: Row, here: Sequence[Row], chunk_tokens: int) -> tuple[float, flo
         return None
     batch, context, busy_s = 0.0, 0.0, 0.0
     for other in here:
-        share = (
-            _overlap(begin_s, end_s, other.arrival_s + other.ttft_s, other.arrival_s + other.end_s) / length_s
-        )
-        batch += share
-        context += share * (other.prompt_tokens + other.completion_tokens / 2)
+        common_s = overlap_s(begin_s, end_s, other.arrival_s + other.ttft_s, other.arrival_s + other.end_s)
+        batch += common_s / length_s
+        context += common_s / length_s * (other.prompt_tokens + other.completion_tokens / 2)
         busy, chunks = _prefilled_meanwhile(begin_s, end_s, other, chunk_tokens)
         busy_s += busy
         tokens -= chunks
     if tokens < _LEAST_TOKENS or busy_s >= length_s:
         return None
-    return batch, context, (length_s - busy_s) / tokens
+    beside = activity.beside(row.decode, begin_s, end_s)
+    return Sample((1.0, batch, context), (length_s - busy_s) / tokens, beside)
 
 
 def _prefilled_meanwhile(begin_s: float, end_s: float, other: Row, chunk_tokens: int) -> tuple[float, float]:
@@ -80,10 +62,5 @@ def _prefilled_meanwhile(begin_s: float, end_s: float, other: Row, chunk_tokens:
     report = other.report
     if report is None or other.site != other.decode or report.prefill_s <= 0:
         return 0.0, 0.0
-    ready_s = other.arrival_s + report.ready_s
-    busy_s = _overlap(begin_s, end_s, ready_s - report.prefill_s, ready_s)
+    busy_s = overlap_s(begin_s, end_s, *prefill_span(other))
     return busy_s, busy_s / report.prefill_s * -(-report.computed_tokens // chunk_tokens)
-
-
-def _overlap(a: float, b: float, c: float, d: float) -> float:
-    return max(0.0, min(b, d) - max(a, c))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
+
 from policies.types import PlacementKind, Policy
 from router.core.events import Finished, FirstToken, PrefillReported, SchedulerInput
 from router.core.policy_loader import load_policy
@@ -10,16 +14,28 @@ from simulations.fidelity.recorded_policy import RecordedPolicy
 from simulations.fidelity.recording import Recording, Row
 from simulations.fleet import Fleet
 from simulations.result import SERVED
+from simulations.workload.trace import Floats
 
 
-def replay_rows(recording: Recording, fleet: Fleet, *, follow: bool, first: int | None = None) -> list[Row]:
+def replay_rows(
+    recording: Recording,
+    fleet: Fleet,
+    *,
+    follow: bool,
+    first: int | None = None,
+    jitter: int | None = None,
+) -> list[Row]:
     """What the simulator makes of the recording's requests, row by row.
 
     Args:
         follow: place every request where it was placed live; else the fleet's policy decides.
         first: replay so many requests only.
+        jitter: seed of arrivals that are late by up to a decode step. Whether a request just catches a step
+            or has to wait for the next one is chance; replays with several seeds show what it is worth.
     """
     trace = recording.trace()
+    if jitter is not None:
+        trace = dataclasses.replace(trace, arrival_s=_jittered(recording, trace.arrival_s, jitter))
     trace = trace if first is None else trace.part(0, first)
     reports: dict[int, PrefillReported] = {}
     first_tokens: dict[int, FirstToken] = {}
@@ -37,7 +53,7 @@ def replay_rows(recording: Recording, fleet: Fleet, *, follow: bool, first: int 
                 pass
 
     policy = _recorded(recording) if follow else load_policy(fleet.policy.name, fleet.policy.parameters)
-    result = simulate(trace, fleet, policy, RunOptions(seed=recording.seed, journal=listen))
+    result = simulate(trace, fleet, policy, RunOptions(seed=recording.seed, causal=True, journal=listen))
     rows = []
     for index, live in enumerate(recording.rows[: len(trace)]):
         placed = result.kind[index] >= 0
@@ -45,7 +61,7 @@ def replay_rows(recording: Recording, fleet: Fleet, *, follow: bool, first: int 
         rows.append(
             Row(
                 request_id=live.request_id,
-                arrival_s=float(trace.arrival_s[index]),
+                arrival_s=float(result.arrival_s[index]),
                 prompt_tokens=live.prompt_tokens,
                 max_tokens=live.max_tokens,
                 decode=result.workers[result.decode[index]] if placed else "",
@@ -54,12 +70,20 @@ def replay_rows(recording: Recording, fleet: Fleet, *, follow: bool, first: int 
                 predicted_ttft_s=float(result.predicted_ttft_s[index]),
                 report=report.report if report is not None else None,
                 ttft_s=float(result.ttft_s[index]),
-                end_s=float(result.end_s[index] - trace.arrival_s[index]),
+                end_s=float(result.end_s[index] - result.arrival_s[index]),
                 completion_tokens=int(result.output_tokens[index]),
                 failed=int(result.state[index]) != SERVED,
             )
         )
     return rows
+
+
+def _jittered(recording: Recording, arrival_s: Floats, seed: int) -> Floats:
+    """Arrivals in the same order, each up to a step later."""
+    steps = [row.tpot_s for row in recording.rows if row.complete and row.completion_tokens > 1]
+    late_s = np.random.default_rng(seed).uniform(0.0, np.median(steps) if steps else 0.0, len(arrival_s))
+    jittered: Floats = np.maximum.accumulate(arrival_s + late_s)
+    return jittered
 
 
 def _recorded(recording: Recording) -> Policy:

@@ -1,4 +1,8 @@
-"""Prediction error by term: live rows beside the same rows as predicted."""
+"""Prediction error by term: live rows beside the same rows as predicted.
+
+A prediction may be several replays. Each request's is then their median, which errs least on average; the
+percentiles are those of single replays, on average, as a median of many spreads less than any run does.
+"""
 
 from __future__ import annotations
 
@@ -73,40 +77,42 @@ class TermError:
         }
 
 
-def term_errors(live: Sequence[Row], predicted: Sequence[Row]) -> dict[str, TermError]:
+def term_errors(live: Sequence[Row], *replays: Sequence[Row]) -> dict[str, TermError]:
     """Errors of every term of `TERMS`, and of the router's own forecast (`router_ttft_s`).
 
     Args:
-        predicted: parallel to `live`.
+        replays: each parallel to `live`.
     """
-    found = {name: _error(live, predicted, get, get) for name, get in TERMS.items()}
-    found["router_ttft_s"] = _error(live, live, TERMS["ttft_s"], lambda row: row.predicted_ttft_s)
+    found = {name: _error(live, replays, get, get) for name, get in TERMS.items()}
+    found["router_ttft_s"] = _error(live, [live], TERMS["ttft_s"], lambda row: row.predicted_ttft_s)
     return found
 
 
 def _error(
     live: Sequence[Row],
-    predicted: Sequence[Row],
+    replays: Sequence[Sequence[Row]],
     of_live: Callable[[Row], float],
     of_predicted: Callable[[Row], float],
 ) -> TermError:
     rows = [
-        (of_live(a), of_predicted(b), _LEAST_SHARE * a.ttft_s)
-        for a, b in zip(live, predicted, strict=True)
-        if a.complete and not b.failed
+        (of_live(a), _LEAST_SHARE * a.ttft_s, *map(of_predicted, predicted))
+        for a, *predicted in zip(live, *replays, strict=True)
+        if a.complete and not any(row.failed for row in predicted)
     ]
-    values: Floats = np.array(rows, dtype=np.float64).reshape(-1, 3)
+    values: Floats = np.array(rows, dtype=np.float64).reshape(-1, 2 + len(replays))
     values = values[~np.isnan(values).any(axis=1)]
     if not len(values):
         return TermError(0, *([float("nan")] * 6))
-    measured = values[values[:, 0] > values[:, 2]]
-    errors = np.abs(measured[:, 1] / measured[:, 0] - 1.0) if len(measured) else np.array([np.nan])
+    actual, least, predicted = values[:, 0], values[:, 1], values[:, 2:]
+    counted = actual > least
+    errors = np.abs(np.median(predicted[counted], axis=1) / actual[counted] - 1.0)
+    errors = errors if len(errors) else np.array([np.nan])
     return TermError(
         len(values),
-        float(np.median(values[:, 0])),
-        float(np.median(values[:, 1])),
-        float(np.percentile(values[:, 0], 90)),
-        float(np.percentile(values[:, 1], 90)),
+        float(np.median(actual)),
+        float(np.median(predicted, axis=0).mean()),
+        float(np.percentile(actual, 90)),
+        float(np.percentile(predicted, 90, axis=0).mean()),
         float(np.median(errors)),
         float(np.percentile(errors, 90)),
     )

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import simulated_recordings
 from click.testing import CliRunner, Result
-from simulated_recordings import decision_log, journal, misjudged
+from simulated_recordings import decision_log, fleet, journal, misjudged, on_one_machine
 
 from launcher.cli import main
 from prfaas.errors import ConfigError
@@ -18,6 +18,7 @@ from simulations.fidelity.calibrate import calibrate
 from simulations.fidelity.recording import read_decisions, read_recording, with_placements
 from simulations.fidelity.replayed import replay_rows
 from simulations.fidelity.terms import term_errors
+from simulations.fleet import Fleet
 from simulations.fleet_load import load_fleet
 
 
@@ -65,6 +66,36 @@ def test_pages_that_an_answer_filled_are_named_by_the_next_turn(tmp_path: Path, 
     # A turn that came before the answer's end waited for nobody.
     first.end_s = 1e3
     assert recording.trace().session[:2].tolist() == [-1, -1]
+
+
+def test_jittered_arrivals_keep_their_order_and_are_late_by_a_step_at_most(
+    tmp_path: Path, true_journal: bytes
+) -> None:
+    recording = read_recording(write(tmp_path / "j", true_journal))
+    plain = replay_rows(recording, fleet(), follow=True)
+    jittered = replay_rows(recording, fleet(), follow=True, jitter=1)
+    late_s = [b.arrival_s - a.arrival_s for a, b in zip(plain, jittered, strict=True)]
+    assert max(late_s) > 0.0
+    assert all(0.0 <= late < 0.1 for late in late_s)
+    assert sorted(row.arrival_s for row in jittered) == [row.arrival_s for row in jittered]
+    assert replay_rows(recording, fleet(), follow=True, jitter=1) == jittered
+
+
+def test_how_workers_of_one_machine_slow_each_other_is_found(tmp_path: Path) -> None:
+    truth = on_one_machine(fleet(), beside_prefill=0.4)
+    recording = read_recording(write(tmp_path / "j", journal(truth=truth, policy="round_robin")))
+    found = calibrate(recording, 40, one_machine=True)
+    assert found.machine is not None
+    assert found.machine.beside_prefill == pytest.approx(0.4, abs=0.15)
+    assert found.machine.beside_decode <= 0.1
+    ignored = calibrate(recording, 40)
+    assert ignored.machine is None
+
+    def error(fleet: Fleet) -> float:
+        rows = replay_rows(recording, fleet, follow=True)[40:]
+        return term_errors(recording.rows[40:], rows)["prefill_s"].median_error
+
+    assert error(found.fleet) < 0.7 * error(ignored.fleet)
 
 
 def test_a_run_with_true_profiles_is_predicted_from_its_first_half(

@@ -6,7 +6,7 @@ import pytest
 
 from prfaas.engine.interface import StepProfile
 from prfaas.protocol.messages import PrefillReport
-from simulations.fidelity.decode_fit import fit_decode
+from simulations.fidelity.decode_fit import decode_samples, fit_decode
 from simulations.fidelity.recording import Row
 
 WRONG = StepProfile(128, 0.1, 0.001, 0.0, 0.05, 0.05, 1e-4)
@@ -37,7 +37,7 @@ def test_steps_of_equal_batches_are_found_again(base: float, sequence: float, co
         step_s = base + batch * sequence + total * context
         rows += [answer(begin_s, prompt, tokens, step_s) for _ in range(batch)]
         begin_s += 100.0
-    found = fit_decode(WRONG, "d", rows)
+    found = fit_decode(WRONG, decode_samples("d", rows, 128))
     for batch, total in ((1, 1000), (4, 8000), (2, 6000)):
         true_s = base + batch * sequence + total * context
         assert found[0] + batch * found[1] + total * found[2] == pytest.approx(true_s, rel=0.1)
@@ -45,8 +45,8 @@ def test_steps_of_equal_batches_are_found_again(base: float, sequence: float, co
 
 def test_too_few_answers_leave_the_calibrated_profile() -> None:
     rows = [answer(0.0, 100, 20, 0.5), answer(50.0, 100, 20, 0.5)]
-    assert fit_decode(WRONG, "d", rows) == (0.05, 0.05, 1e-4)
-    assert fit_decode(WRONG, "other", rows * 5) == (0.05, 0.05, 1e-4)
+    assert fit_decode(WRONG, decode_samples("d", rows, 128)) == (0.05, 0.05, 1e-4)
+    assert fit_decode(WRONG, decode_samples("other", rows * 5, 128)) == (0.05, 0.05, 1e-4)
 
 
 def test_local_prefills_do_not_count_as_decode_time() -> None:
@@ -64,5 +64,5 @@ def test_local_prefills_do_not_count_as_decode_time() -> None:
         )  # fmt: skip
         other.ttft_s, other.end_s = 50.0, 50.1
         rows += [row, other]
-    base, sequence, context = fit_decode(WRONG, "d", rows)
+    base, sequence, context = fit_decode(WRONG, decode_samples("d", rows, 128))
     assert base + sequence + 520 * context == pytest.approx(0.1, rel=0.1)
