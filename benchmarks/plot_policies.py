@@ -1,13 +1,18 @@
 """Draws the comparison of policies: capacity and TTFT P90 of each as the link narrows.
 
-python -m benchmarks.plot_policies RESULT.json PICTURE.svg     (RESULT.json of benchmarks.policies)
+    python -m benchmarks.plot_policies RESULT.json … PICTURE.svg [--trace mooncake] [--most 6]
+
+Results are those of benchmarks.policies. Where they hold several traces, `--trace` says which is drawn; of
+many policies the default and those with the highest mean share of the bound are.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import matplotlib
@@ -22,17 +27,18 @@ TALLEST_S = 60.0
 """TTFTs beyond are drawn here: the queue grows without end."""
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(cells: list[dict[str, Any]], most: int) -> Figure:
     """A column of panels per fleet: capacity ÷ bound, and TTFT P90 at 80 % of the best capacity."""
     fleets: dict[str, list[dict[str, Any]]] = {}
-    for cell in found["cells"]:
+    for cell in cells:
         fleets.setdefault(cell["cell"].split(" · ")[0], []).append(cell)
+    policies = _chosen(cells, most)
     figure = Figure(figsize=(4.2 * len(fleets), 6.4), layout="constrained")
     panels = figure.subplots(2, len(fleets), squeeze=False)
-    for column, (fleet, cells) in enumerate(fleets.items()):
-        cells.sort(key=_gbit)
-        _lines(panels[0][column], cells, lambda row: 100 * row["over_bound"])
-        _lines(panels[1][column], cells, _ttft)
+    for column, (fleet, own) in enumerate(fleets.items()):
+        own.sort(key=_gbit)
+        _lines(panels[0][column], own, policies, lambda row: 100 * row["over_bound"])
+        _lines(panels[1][column], own, policies, _ttft)
         panels[0][column].set(title=f"fleet `{fleet}`", ylim=(0, 100))
         panels[1][column].set(xlabel="link, Gbit/s", yscale="log", ylim=(0.8, 1.15 * TALLEST_S))
         panels[1][column].set_yticks(SECONDS, [f"{seconds:g}" for seconds in SECONDS])
@@ -44,8 +50,15 @@ def draw(found: dict[str, Any]) -> Figure:
     return figure
 
 
-def _lines(panel: Axes, cells: list[dict[str, Any]], value: Any) -> None:
-    for index, policy in enumerate(cells[0]["policies"]):
+def _chosen(cells: list[dict[str, Any]], most: int) -> list[str]:
+    """The default, which stands first, and the others that sustain most on average."""
+    first, *others = cells[0]["policies"]
+    shares = {name: mean(cell["policies"][name]["over_bound"] for cell in cells) for name in others}
+    return [first, *sorted(others, key=lambda name: -shares[name])[: most - 1]]
+
+
+def _lines(panel: Axes, cells: list[dict[str, Any]], policies: list[str], value: Any) -> None:
+    for index, policy in enumerate(policies):
         values = [value(cell["policies"][policy]) for cell in cells]
         width = 2.6 if index == 0 else 1.6
         panel.plot(
@@ -70,12 +83,18 @@ def _gbit(cell: dict[str, Any]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("result", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("picture", type=Path)
+    parser.add_argument("--trace", default="mooncake")
+    parser.add_argument("--most", type=int, default=6, help="policies to draw")
     arguments = parser.parse_args()
+    found = [cell for path in arguments.results for cell in json.loads(path.read_text())["cells"]]
+    cells = [cell for cell in found if cell["cell"].split(" · ")[1] == arguments.trace]
+    if not cells:
+        sys.exit(f"no cell of trace {arguments.trace!r} in {', '.join(map(str, arguments.results))}")
     matplotlib.rcParams["svg.hashsalt"] = "prfaas"
     metadata = {"Date": None} if arguments.picture.suffix == ".svg" else {}
-    draw(json.loads(arguments.result.read_text())).savefig(arguments.picture, dpi=150, metadata=metadata)
+    draw(cells, arguments.most).savefig(arguments.picture, dpi=150, metadata=metadata)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ ENDLESS = 1e15
 """Bytes per second of a link that limits nothing."""
 LOADS = (0.5, 0.8, 0.95)
 WARM_UP = 0.5
-ROUGH, FINE = 0.15, 0.03
+ROUGH, FINE = 0.15, 0.02
 """Relative width of the last bracket, when parameters are chosen and when capacity is reported."""
 TRACES = {
     "mooncake": "traces/mooncake_conversation.jsonl.gz",

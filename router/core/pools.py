@@ -15,8 +15,10 @@ from router.core.compiled import compiled
     LOAD,     # mean over its servers
     WAIT,     # seconds until the first of them is free
     SERVERS,
-) = range(4)  # fmt: skip
-POOL_NUMBERS = 4
+    OTHERS_BUSY,  # written by `close`: chance that all servers but one are busy
+    SERVICE,  # written by `close`: mean service time, seconds
+) = range(6)  # fmt: skip
+POOL_NUMBERS = 6
 
 
 @compiled
@@ -29,11 +31,11 @@ def imposed_s(x_s: float, pool: Floats, horizon_s: float) -> float:
     service time, after which another server is free (or another pool the better choice).
 
     Args:
+        pool: closed.
         horizon_s: a busy period counts for at most so long.
     """
-    others_busy = pool[LOAD] ** (pool[SERVERS] - 1)
-    blocked_s = min(x_s / 2, pool[LOAD] / max(pool[RATE], 1e-9))
-    busy_s = min((pool[WAIT] + others_busy * blocked_s) / (1 - pool[LOAD]), horizon_s)
+    blocked_s = min(x_s / 2, pool[SERVICE])
+    busy_s = min((pool[WAIT] + pool[OTHERS_BUSY] * blocked_s) / (1 - pool[LOAD]), horizon_s)
     return float(pool[RATE] * x_s * busy_s)
 
 
@@ -44,3 +46,10 @@ def join(pool: Floats, rate: float, load: float, wait_s: float, servers: float) 
     pool[LOAD] += load
     pool[WAIT] = min(pool[WAIT], wait_s)
     pool[SERVERS] += servers
+
+
+@compiled
+def close(pool: Floats) -> None:
+    """All members have joined and the means are taken: derive what each price of the pool needs."""
+    pool[OTHERS_BUSY] = pool[LOAD] ** (pool[SERVERS] - 1)
+    pool[SERVICE] = pool[LOAD] / max(pool[RATE], 1e-9)

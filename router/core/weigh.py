@@ -11,7 +11,7 @@ from router.core import costs as c
 from router.core import tables as t
 from router.core.compiled import compiled, entry_point, stamp
 from router.core.link_share import KNOT_ROWS, activity
-from router.core.pools import LOAD, POOL_NUMBERS, RATE, WAIT, join
+from router.core.pools import LOAD, POOL_NUMBERS, RATE, WAIT, close, join
 from router.core.shortlist import FEW_PAIRS, shorten
 from router.core.tally import grouped, pages_at, tally
 
@@ -109,6 +109,7 @@ def _gather_pools(pairs: Ints, keep: Bools, sites: Floats, decodes: Floats, link
         members = max(seen[pool].sum(), 1)
         pools[pool, RATE] /= members
         pools[pool, LOAD] /= members
+        close(pools[pool])
     return pools
 
 
@@ -146,6 +147,7 @@ def _make_weigh(sources: int) -> Callable[..., int]:
             seen = links[t.LINK_COUNT, link], links[t.LINK_WORK, link], links[t.LINK_AT, link]
             wires[link, RATE], wires[link, LOAD] = c.pressure(seen[0], seen[1], seen[2], q)
             wires[link, WAIT] = max(links[t.DRAINED_AT, link] - now_s, 0.0)
+            close(wires[link])
         sites = np.empty((c.SITE_NUMBERS, slots))
         decodes = np.empty((slots, c.DECODE_NUMBERS))
         for slot in range(len(blocks)):

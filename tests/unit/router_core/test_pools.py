@@ -8,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.types import Floats
-from router.core.pools import imposed_s
+from router.core.pools import close, imposed_s
 
 HORIZON_S = 30.0
 
 
 def pool(rate: float, load: float, wait_s: float, servers: int) -> Floats:
-    return np.array([rate, load, wait_s, float(servers)])
+    made = np.array([rate, load, wait_s, float(servers), 0.0, 0.0])
+    close(made)
+    return made
 
 
 def test_one_server_with_a_backlog_delays_those_who_come_until_it_has_drained() -> None:
