@@ -51,8 +51,10 @@ def draw(cells: list[dict[str, Any]], most: int) -> Figure:
 
 
 def _chosen(cells: list[dict[str, Any]], most: int) -> list[str]:
-    """The default, which stands first, and the others that sustain most on average."""
-    first, *others = cells[0]["policies"]
+    """The default, which stands first, and those of the others in every cell that sustain most on average."""
+    first, *others = [
+        name for name in cells[0]["policies"] if all(name in cell["policies"] for cell in cells)
+    ]
     shares = {name: mean(cell["policies"][name]["over_bound"] for cell in cells) for name in others}
     return [first, *sorted(others, key=lambda name: -shares[name])[: most - 1]]
 

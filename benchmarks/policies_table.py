@@ -57,7 +57,8 @@ def main() -> None:
     head += [f"P90 / P99 over the best at {load}" for load in LOADS.values()]
     print_table(head, [row(cell) for cell in cells])
     print()
-    shares = {name: [c["policies"][name]["over_bound"] for c in cells] for name in cells[0]["policies"]}
+    everywhere = [name for name in cells[0]["policies"] if all(name in cell["policies"] for cell in cells)]
+    shares = {name: [cell["policies"][name]["over_bound"] for cell in cells] for name in everywhere}
     ranked = sorted(shares.items(), key=lambda item: -statistics.mean(item[1]))
     rows = [[name, f"{statistics.mean(s):.0%}", f"{min(s):.0%}", f"{max(s):.0%}"] for name, s in ranked]
     print_table(["policy", "mean share of the bound", "least", "most"], rows)
