@@ -46,7 +46,7 @@ def draw(cells: list[dict[str, Any]], most: int) -> Figure:
     panels[0][0].set_ylabel("capacity within the service levels,\n% of what any policy could sustain")
     panels[1][0].set_ylabel(f"TTFT P90, s, at {100 * float(LOAD):.0f} %\nof the best capacity")
     handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(fleets), frameon=False)
     return figure
 
 
