@@ -7,6 +7,7 @@ are prediction errors in the simulator as they are on real machines.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple, Protocol
 
 from prfaas.engine.interface import StepProfile
@@ -101,7 +102,7 @@ class LinearStepTimes:
 
     def decode_line(self, batch: int, context_tokens: float) -> StepLine:
         p = self.profile
-        return StepLine(p.decode_base_s + batch * p.decode_sequence_s, p.decode_context_s, float("inf"))
+        return StepLine(p.decode_base_s + batch * p.decode_sequence_s, p.decode_context_s, inf)
 
     def shared_base_s(self) -> float:
         return min(self.profile.prefill_base_s, self.profile.decode_base_s)
