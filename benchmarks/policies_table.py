@@ -14,8 +14,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-DEFAULT = "cost_model"
-LOADS = {"0.5": "50 %", "0.8": "80 %", "0.95": "95 %"}
+from benchmarks.policies import DEFAULT, LOADS
 
 
 def row(cell: dict[str, Any]) -> list[str]:
@@ -32,7 +31,9 @@ def row(cell: dict[str, Any]) -> list[str]:
         "-" if dual is None else f"{dual['over_bound']:.0%}",
     ]
     p90, p99 = "ttft_p90_s", "ttft_p99_s"
-    return found + [f"{ratio(cell, load, p90)} / {ratio(cell, load, p99)}" for load in LOADS]
+    return found + [
+        f"{ratio(cell, load, p90)} / {ratio(cell, load, p99)}" for load in map("{:g}".format, LOADS)
+    ]
 
 
 def ratio(cell: dict[str, Any], load: str, figure: str) -> str:
@@ -54,7 +55,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cells = [cell for path in arguments.results for cell in json.loads(path.read_text())["cells"]]
     head = ["cell", "bound req/s, binding", "default (of bound)", "best foreign", "ratio", "`dual_timescale`"]
-    head += [f"P90 / P99 over the best at {load}" for load in LOADS.values()]
+    head += [f"P90 / P99 over the best at {load}" for load in map("{:.0%}".format, LOADS)]
     print_table(head, [row(cell) for cell in cells])
     print()
     everywhere = [name for name in cells[0]["policies"] if all(name in cell["policies"] for cell in cells)]

@@ -63,6 +63,10 @@ class MachineSpec(Section, frozen=True, kw_only=True, forbid_unknown_fields=True
     beside_prefill: float = 0.0
     beside_decode: float = 0.0
 
+    def slowdown(self, computing: float, decoding: float) -> float:
+        """Factor on a step beside so many others that compute prompts, and that only decode."""
+        return 1.0 + self.beside_prefill * computing + self.beside_decode * decoding
+
 
 class SimWorkers(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`count` equal instances."""

@@ -23,16 +23,16 @@ class Machine:
 
     def slowdown(self, name: str) -> float:
         """Factor on the steps of worker `name` that begin now."""
-        factor = 1.0
+        computing = decoding = 0
         for other in self.names:
             worker = self._workers.get(other)
             if other == name or worker is None or not worker.alive:
                 continue
             if worker.computes_prompt:
-                factor += self._spec.beside_prefill
+                computing += 1
             elif worker.running_requests:
-                factor += self._spec.beside_decode
-        return factor
+                decoding += 1
+        return self._spec.slowdown(computing, decoding)
 
 
 class SharedStepTimes:

@@ -52,6 +52,17 @@ def prefill_span(row: Row) -> Span:
     return begin_s, begin_s + report.prefill_s
 
 
+def mean_batch(rows: Sequence[Row], begin_s: float, end_s: float) -> tuple[float, float]:
+    """(sequences, tokens in all) that were decoded of `rows`, on average over a time."""
+    batch = context = 0.0
+    for row in rows:
+        first_s, last_s = row.arrival_s + row.ttft_s, row.arrival_s + row.end_s
+        share = overlap_s(begin_s, end_s, first_s, last_s) / (end_s - begin_s)
+        batch += share
+        context += share * (row.prompt_tokens + row.completion_tokens / 2)
+    return batch, context
+
+
 def overlap_s(a: float, b: float, c: float, d: float) -> float:
     """Seconds that [a, b] and [c, d] have in common."""
     return max(0.0, min(b, d) - max(a, c))

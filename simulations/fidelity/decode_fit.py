@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prfaas.engine.interface import StepProfile
-from simulations.fidelity.activity import Activity, overlap_s, prefill_span
+from simulations.fidelity.activity import Activity, mean_batch, overlap_s, prefill_span
 from simulations.fidelity.recording import Row
 from simulations.fidelity.step_fit import Coefficients, Sample, fit_steps
 
@@ -43,17 +43,15 @@ def _sample(row: Row, here: Sequence[Row], activity: Activity, chunk_tokens: int
     tokens = float(row.completion_tokens - 1)
     if length_s <= 0:
         return None
-    batch, context, busy_s = 0.0, 0.0, 0.0
+    busy_s = 0.0
     for other in here:
-        common_s = overlap_s(begin_s, end_s, other.arrival_s + other.ttft_s, other.arrival_s + other.end_s)
-        batch += common_s / length_s
-        context += common_s / length_s * (other.prompt_tokens + other.completion_tokens / 2)
         busy, chunks = _prefilled_meanwhile(begin_s, end_s, other, chunk_tokens)
         busy_s += busy
         tokens -= chunks
     if tokens < _LEAST_TOKENS or busy_s >= length_s:
         return None
     beside = activity.beside(row.decode, begin_s, end_s)
+    batch, context = mean_batch(here, begin_s, end_s)
     return Sample((1.0, batch, context), (length_s - busy_s) / tokens, beside)
 
 

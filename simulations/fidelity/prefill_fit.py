@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from prfaas.engine.interface import StepProfile
-from simulations.fidelity.activity import Activity, overlap_s, prefill_span
+from simulations.fidelity.activity import Activity, mean_batch, prefill_span
 from simulations.fidelity.recording import Row
 from simulations.fidelity.step_fit import Coefficients, Sample, fit_steps, level
 from simulations.hardware.step_times import tokens_read
@@ -35,8 +35,8 @@ class Prefill:
 
 def prefills(worker: str, rows: Sequence[Row], chunk_tokens: int) -> list[Prefill]:
     """Seconds of each prefill on `worker`."""
-    activity = Activity(rows)
-    found = []
+    activity, found = Activity(rows), []
+    here = [row for row in rows if row.decode == worker and row.complete]
     for row in rows:
         report = row.report
         if row.site != worker or not row.complete or report is None or report.computed_tokens < 1:
@@ -44,7 +44,7 @@ def prefills(worker: str, rows: Sequence[Row], chunk_tokens: int) -> list[Prefil
         if report.prefill_s > 0:
             beside = activity.beside(worker, *prefill_span(row))
             terms = _terms(report.computed_tokens, report.cached_tokens, chunk_tokens)
-            batch, context = _decodes(rows, row) if row.decode == worker else (0.0, 0.0)
+            batch, context = mean_batch(here, *prefill_span(row)) if row.decode == worker else (0.0, 0.0)
             found.append(Prefill(Sample(terms, report.prefill_s, beside), batch, context))
     return found
 
@@ -128,16 +128,3 @@ def _times(a: Coefficients, b: Coefficients) -> Coefficients:
 def _terms(new: float, cached: float, chunk_tokens: int) -> Coefficients:
     chunks = -(-new // chunk_tokens)
     return chunks, new, new * (cached + new / 2), tokens_read(chunks, cached, chunk_tokens)
-
-
-def _decodes(rows: Sequence[Row], prefill: Row) -> tuple[float, float]:
-    """(sequences, tokens in all) that its worker decoded meanwhile, on average."""
-    begin_s, end_s = prefill_span(prefill)
-    batch = context = 0.0
-    for row in rows:
-        if row.decode == prefill.site and row.complete:
-            first_s, last_s = row.arrival_s + row.ttft_s, row.arrival_s + row.end_s
-            share = overlap_s(begin_s, end_s, first_s, last_s) / (end_s - begin_s)
-            batch += share
-            context += share * (row.prompt_tokens + row.completion_tokens / 2)
-    return batch, context

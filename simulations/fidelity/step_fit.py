@@ -42,16 +42,10 @@ def alone(samples: Sequence[Sample], machine: MachineSpec | None) -> list[Sample
     """The same without others on the machine, and without what else was in them."""
     found = []
     for sample in samples:
-        whole_s = sample.seconds / slowdown(machine, sample.beside)
+        factor = 1.0 if machine is None else machine.slowdown(*sample.beside)
+        whole_s = sample.seconds / factor
         found.append(Sample(sample.terms, max(whole_s - sample.extra_s, _LEAST_SHARE * whole_s)))
     return found
-
-
-def slowdown(machine: MachineSpec | None, beside: tuple[float, float]) -> float:
-    """Factor on steps beside so many other workers (`MachineSpec`)."""
-    if machine is None:
-        return 1.0
-    return 1.0 + machine.beside_prefill * beside[0] + machine.beside_decode * beside[1]
 
 
 def fit_steps(
